@@ -1,0 +1,115 @@
+"""What a data set is: the pool of all samples, one node's tensors, and a row of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapp.config import DataSettings
+
+if TYPE_CHECKING:
+    import torch
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All samples of a data set, before they are shared out; a source's training part comes before its test part.
+
+    Attributes:
+        images: Pixels, uint8 (N, H, W, C); may be a read-only memory map.
+        labels: Classes, int64 (N,) in [0, len(class_names)).
+        class_names: The name of every class.
+        domains: Which domain each sample is from, int64 (N,), or None if the set has no domains.
+        domain_names: The name of every domain; empty if there are none.
+        is_test: Whether a sample is in the source's own test part, bool (N,), or None if there is no such part.
+        native_split_only: Whether training and test sources must stay apart, so that test_split=auto means native.
+    """
+
+    images: Bytes
+    labels: Ints
+    class_names: tuple[str, ...]
+    domains: Ints | None = None
+    domain_names: tuple[str, ...] = ()
+    is_test: Bools | None = None
+    native_split_only: bool = False
+
+    def __len__(self) -> int:
+        """Return N, the number of samples."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples as tensors.
+
+    Attributes:
+        x: Images, float32 (N, C, H, W) in [-1, 1].
+        y: Labels, int64 (N,).
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self) -> int:
+        """Return N, the number of samples."""
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeData:
+    """The data of one node.
+
+    Attributes:
+        train: What the node trains on; never empty.
+        test: What it is tested on; empty for a node that holds a single sample.
+        validation: The part of the training part set aside, or None.
+        num_classes: C, the classes of the whole data set, not only those held here.
+        input_shape: (channels, H, W) of one image.
+        class_names: The name of every class.
+        domain: The name of the domain if all samples of the node share one, else None.
+        label_counts: Training samples of every class, int64 (C,).
+    """
+
+    train: Samples
+    test: Samples
+    validation: Samples | None
+    num_classes: int
+    input_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    domain: str | None
+    label_counts: Ints
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        parts = [self.train, self.test] + ([self.validation] if self.validation is not None else [])
+        return sum(tensor.numel() * tensor.element_size() for part in parts for tensor in (part.x, part.y))
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set: a row of the registry.
+
+    Attributes:
+        name: The name users give as ``dataset``.
+        load: Makes the pool; may depend on ``dataset`` and ``data_root`` of the settings only, since pools are shared.
+        summary: One line for listings.
+        classes: Number of classes C.
+        shape: (channels, H, W) of one image.
+        has_domains: Whether the pool has domains.
+    """
+
+    name: str
+    load: Callable[[DataSettings], Pool]
+    summary: str
+    classes: int
+    shape: tuple[int, int, int]
+    has_domains: bool = False
