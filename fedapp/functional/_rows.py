@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -14,18 +16,21 @@ _ZERO_NORM = 1e-12
 
 def unit_rows(p: Tensor) -> Tensor:
     """Normalise every row; a row without direction becomes zero and passes no gradient."""
-    squares = p.square().sum(dim=1, keepdim=True)
-    is_zero = squares <= _ZERO_NORM**2
-    # The inner where keeps 1 / 0 out of the backward pass, in which NaN * 0 would be NaN.
-    return p * torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, squares).rsqrt())
+    norms = torch.linalg.vector_norm(p, dim=1, keepdim=True)
+    is_zero = norms <= _ZERO_NORM
+    # The inner where keeps 1 / 0 out of the backward pass, in which 0 * inf would be NaN.
+    return p * torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, norms).reciprocal())
 
 
-def centred(p: Tensor) -> Tensor:
-    """Subtract the mean row; exact zeros without gradient if what is left is rounding."""
-    centred = p - p.mean(dim=0)
+def centred_gram(p: Tensor) -> Tensor:
+    """Return the Gram matrix of the centred rows; exact zeros without gradient if what is left is rounding."""
+    mean = p.mean(dim=0)
+    rows = p - mean
+    gram = rows @ rows.T
+    spread, level = gram.detach().trace(), len(p) * torch.dot(mean.detach(), mean.detach())
     tolerance = (_SPREAD_EPSILONS * torch.finfo(p.dtype).eps) ** 2
-    collapsed = centred.detach().square().sum() <= tolerance * p.detach().square().sum()
-    return torch.where(collapsed, 0.0, centred)
+    # A comparison with NaN is false: rows that are not finite do not pass as equal.
+    return gram.masked_fill(spread <= tolerance * level, 0.0)
 
 
 def zero(p: Tensor, q: Tensor) -> Tensor:
@@ -37,8 +42,11 @@ def upcast(p: Tensor) -> Tensor:
     return p.to(torch.promote_types(p.dtype, torch.float32))
 
 
-def full_precision(p: Tensor) -> torch.autocast:
-    return torch.autocast(device_type=p.device.type, enabled=False)
+def full_precision(p: Tensor) -> AbstractContextManager[None]:
+    """Switch autocast off where it is on."""
+    if torch.is_autocast_enabled(p.device.type):
+        return torch.autocast(device_type=p.device.type, enabled=False)
+    return nullcontext()
 
 
 def check_rows(p: Tensor) -> None:

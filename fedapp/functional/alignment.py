@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
-from ._rows import centred, check_rows, check_same_rows, check_same_shape, full_precision, unit_rows, upcast, zero
+from ._rows import centred_gram, check_rows, check_same_rows, check_same_shape, full_precision, unit_rows, upcast, zero
 from .prototypes import batch_prototypes
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def structure_gram(p: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """
     check_rows(p)
     with full_precision(p):
-        rows = centred(upcast(p))
-        return rows @ rows.T
+        return centred_gram(upcast(p))
 
 
 def structure_rdm(p: Float[Tensor, "n d"]) -> Float[Tensor, " m"]:
@@ -72,10 +72,9 @@ def structure_rdm(p: Float[Tensor, "n d"]) -> Float[Tensor, " m"]:
     check_rows(p)
     with full_precision(p):
         # Centring leaves distances alone and makes the Gram identity cancel less; torch.cdist has no gradient at 0.
-        rows = centred(unit_rows(upcast(p)))
-        gram = rows @ rows.T
+        gram = centred_gram(unit_rows(upcast(p)))
         squares = gram.diagonal()
-        distances = squares.unsqueeze(1) + squares.unsqueeze(0) - 2 * gram
+        distances = squares.unsqueeze(1) + squares - 2 * gram
         row, column = torch.triu_indices(len(p), len(p), offset=1, device=p.device).unbind()
         return distances.flatten().index_select(0, row * len(p) + column).clamp(min=0)
 
@@ -100,14 +99,7 @@ def cosine_discrepancy(a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]) -
         >>> cosine_discrepancy(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])).item()
         1.0
     """
-    if a.shape != b.shape:
-        raise ValueError(f"descriptors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.numel() == 0:
-        return zero(a, b)
-    with full_precision(a):
-        (unit_a, a_is_zero), (unit_b, b_is_zero) = _unit(upcast(a)), _unit(upcast(b))
-        loss = 0.5 * (unit_a - unit_b).square().sum()
-        return torch.where(a_is_zero | b_is_zero, 0.0, loss)
+    return _compare(a, b).loss
 
 
 def structural(
@@ -289,8 +281,7 @@ def align(
         return Aligned(zero(p, q), torch.zeros((), dtype=torch.bool, device=p.device))
     if structure is None:
         return Aligned(alignment(p, q), torch.ones((), dtype=torch.bool, device=p.device))
-    a, b = structure(p), structure(q)
-    return Aligned(cosine_discrepancy(a, b), a.detach().any() & b.detach().any())
+    return _compare(structure(p), structure(q))
 
 
 class TwoLevel(NamedTuple):
@@ -341,12 +332,13 @@ def two_level(
             f"prototypes (C, d) and known (C,) must agree in C, got {tuple(prototypes.shape)} and {tuple(known.shape)}"
         )
     kept = known[labels].nonzero().flatten()
-    features, labels = features.index_select(0, kept), labels[kept]
+    if len(kept) < len(labels):
+        features, labels = features.index_select(0, kept), labels[kept]
     prototypes = prototypes.detach()
     with full_precision(features):
         local, classes = batch_prototypes(features, labels)
-        proto = align(local, prototypes[classes], alignment, min_rows)
-        inst = align(features, prototypes[labels], alignment, min_rows)
+        proto = align(local, prototypes.index_select(0, classes), alignment, min_rows)
+        inst = align(features, prototypes.index_select(0, labels), alignment, min_rows)
     return TwoLevel(proto.loss, inst.loss, proto.active, inst.active)
 
 
@@ -395,10 +387,22 @@ def _rotated(p: Tensor, z: Tensor) -> Tensor:
     return rotated
 
 
+def _compare(a: Tensor, b: Tensor) -> Aligned:
+    """Return :func:`cosine_discrepancy` and whether neither descriptor is zero."""
+    if a.shape != b.shape:
+        raise ValueError(f"descriptors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.numel() == 0:
+        return Aligned(zero(a, b), torch.zeros((), dtype=torch.bool, device=a.device))
+    with full_precision(a):
+        (unit_a, largest_a), (unit_b, largest_b) = _unit(upcast(a)), _unit(upcast(b))
+        active = (largest_a != 0) & (largest_b != 0)
+        return Aligned(torch.where(active, 0.5 * mse_loss(unit_a, unit_b, reduction="sum"), 0.0), active)
+
+
 def _unit(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide a descriptor by its norm; also say whether it is zero, in which case it is returned as it is."""
+    """Divide a descriptor by its norm, a zero one by 1; also return its largest magnitude."""
     largest = a.detach().abs().amax()
-    is_zero = largest == 0
     # A constant factor first, so that the squares neither overflow nor vanish; the direction does not depend on it.
-    scaled = a / torch.where(is_zero, 1.0, largest)
-    return scaled * torch.where(is_zero, 1.0, scaled.square().sum()).rsqrt(), is_zero
+    scaled = a / largest.masked_fill(largest == 0, 1.0)
+    norm = torch.linalg.vector_norm(scaled)
+    return scaled / norm.masked_fill(largest == 0, 1.0), largest
