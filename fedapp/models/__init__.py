@@ -1,0 +1,268 @@
+"""The models of a federation: an explicit table, the papers' groups, and who gets which.
+
+A model is an ``nn.Module`` with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``. This module imports neither
+torch nor torchvision, so that names can be listed quickly; a family's file is imported when a model is built.
+
+FedSAF's models (2605.05959, section V) follow HtFLlib's split: the classifier of a network becomes
+``AdaptiveAvgPool1d(feature_dim)`` over its native feature vector, and the head is new. Hence features are
+*pooled or repeated*, not projected: ResNet-4, 6 and 8 live in fixed subspaces of 64, 128 and 256 dimensions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fedapp.config import SettingError, lookup
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Shape = tuple[int, int, int]
+# Called with the keywords num_classes: int, input_shape: Shape (channels, height, width) and feature_dim: int, or
+# with those of them that its signature takes.
+Builder = Callable[..., "nn.Module"]
+OFFERED = ("num_classes", "input_shape", "feature_dim")
+
+
+class Model(Protocol):
+    """What every model offers beside being an ``nn.Module``."""
+
+    def features(self, x: Tensor, /) -> Tensor:
+        """Return the features (B, D) of a batch of images (B, channels, height, width)."""
+
+    def head(self, z: Tensor, /) -> Tensor:
+        """Return the logits (B, C) of features (B, D)."""
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One row of the model table.
+
+    Attributes:
+        name: The name that settings use.
+        build: Makes the model.
+        summary: One line for listings.
+        native_dim: Length of the feature vector before it is pooled to ``feature_dim``; None if unknown.
+    """
+
+    name: str
+    build: Builder
+    summary: str
+    native_dim: int | None = None
+
+
+def _entry(family: str, name: str, native_dim: int, summary: str) -> ModelEntry:
+    """Return the row of a model of the file ``family``, which is imported when the model is built."""
+
+    def build(num_classes: int, input_shape: Shape, feature_dim: int) -> nn.Module:
+        module = importlib.import_module(f"fedapp.models.{family}")
+        model: nn.Module = module.build(name, num_classes, input_shape, feature_dim)
+        return model
+
+    return ModelEntry(name, build, summary, native_dim)
+
+
+_ROWS = (
+    _entry("cnn", "fedavgcnn", 512, "two 5x5 convolutions, one hidden layer, no BatchNorm (HtFLlib's FedAvgCNN)"),
+    _entry("resnet", "resnet4", 64, "ImageNet stem and one BasicBlock"),
+    _entry("resnet", "resnet6", 128, "ImageNet stem and two stages of one BasicBlock"),
+    _entry("resnet", "resnet8", 256, "ImageNet stem and three stages of one BasicBlock"),
+    _entry("resnet", "resnet10", 512, "ImageNet stem and four stages of one BasicBlock"),
+    _entry("resnet", "resnet10-cifar", 512, "ResNet-10 with a 3x3 stem and no pooling after it (FedSAP's)"),
+    _entry("resnet", "resnet18-cifar", 512, "ResNet-18 with a 3x3 stem and no pooling after it (FedSAP's)"),
+    _entry("torchvision_models", "resnet18", 512, "torchvision's ResNet-18, from scratch"),
+    _entry("torchvision_models", "resnet34", 512, "torchvision's ResNet-34, from scratch"),
+    _entry("torchvision_models", "resnet50", 2048, "torchvision's ResNet-50, from scratch"),
+    _entry("torchvision_models", "resnet101", 2048, "torchvision's ResNet-101, from scratch"),
+    _entry("torchvision_models", "resnet152", 2048, "torchvision's ResNet-152, from scratch"),
+    _entry("torchvision_models", "googlenet", 1024, "torchvision's GoogLeNet without auxiliary classifiers"),
+    _entry("torchvision_models", "mobilenetv2", 1280, "torchvision's MobileNetV2 of width 1"),
+    _entry("vit", "vit-b-16", 768, "ViT-B with 16x16 patches and a two-layer head"),
+    _entry("vit", "vit-b-32", 768, "ViT-B with 32x32 patches and a two-layer head"),
+    _entry("cnn", "small-cnn", 128, "two strided convolutions and one hidden layer, no BatchNorm"),
+    _entry("resnet", "small-resnet", 64, "three BasicBlocks of 16, 32 and 64 channels"),
+    _entry("separable_cnn", "separable-cnn", 128, "three depthwise-separable convolutions with BatchNorm"),
+    _entry("mlp", "mlp", 128, "two hidden layers on the flat image"),
+)
+MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ROWS}
+
+_HTFE4 = ("fedavgcnn", "googlenet", "mobilenetv2", "resnet18")
+_HTFE8 = (*_HTFE4, "resnet34", "resnet50", "resnet101", "resnet152")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "htfe2": ("fedavgcnn", "resnet18"),
+    "htfe4": _HTFE4,
+    "htfe8": _HTFE8,
+    "htfe9": (
+        *("resnet4", "resnet6", "resnet8", "resnet10"),
+        *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    ),
+    "htm4": ("fedavgcnn", "mobilenetv2", "resnet18", "vit-b-16"),
+    "htm10": (*_HTFE8, "vit-b-16", "vit-b-32"),
+    "small4": ("small-cnn", "small-resnet", "separable-cnn", "mlp"),
+}
+
+
+def build(name: str, *, num_classes: int, input_shape: Shape, feature_dim: int = 512) -> nn.Module:
+    """Build a model with fresh weights, drawn from torch's global generator: the caller seeds it.
+
+    Args:
+        name: A name of ``MODELS``.
+        num_classes: C, the length of the logits.
+        input_shape: (channels, height, width) of one image.
+        feature_dim: D, the length of the features.
+
+    Returns:
+        A module with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``.
+
+    Raises:
+        SettingError: If the name is unknown, the model cannot take such images, or a user's model lacks a half.
+
+    Example:
+        >>> import torch
+        >>> model = build("mlp", num_classes=10, input_shape=(1, 28, 28), feature_dim=256)
+        >>> z = model.features(torch.zeros(5, 1, 28, 28))
+        >>> z.shape, model.head(z).shape
+        (torch.Size([5, 256]), torch.Size([5, 10]))
+    """
+    entry = lookup(MODELS, name, "model")
+    if len(input_shape) != 3 or min(*input_shape, num_classes, feature_dim) < 1:
+        raise SettingError(
+            f"model {name!r} needs num_classes and feature_dim of at least 1 and an input shape (channels, height, "
+            f"width), got {num_classes}, {feature_dim} and {tuple(input_shape)}"
+        )
+    offered = {"num_classes": num_classes, "input_shape": tuple(input_shape), "feature_dim": feature_dim}
+    taken = _keywords(entry.build)
+    model = entry.build(**{key: value for key, value in offered.items() if key in taken})
+    _check_halves(name, model)
+    return model
+
+
+def _keywords(builder: Builder) -> tuple[str, ...]:
+    """Return the keywords of ``OFFERED`` that a builder takes.
+
+    Raises:
+        SettingError: If the builder requires an argument that is not offered.
+    """
+    parameters = inspect.signature(builder).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return OFFERED
+    by_keyword = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    taken = tuple(parameter.name for parameter in by_keyword if parameter.name in OFFERED)
+    for parameter in parameters:
+        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        if required and parameter.name not in taken:
+            raise SettingError(
+                f"builder {builder!r} requires {parameter.name!r}, but is called with the keywords "
+                f"{', '.join(OFFERED)}, or those of them it takes; give {parameter.name!r} a default"
+            )
+    return taken
+
+
+def _check_halves(name: str, model: object) -> None:
+    """Check that a model is a module with both halves; torch is loaded by now."""
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"model {name!r} must be a torch.nn.Module, got {type(model).__name__}; see its builder")
+    missing = [half for half in ("features", "head") if not callable(getattr(model, half, None))]
+    if missing:
+        raise SettingError(
+            f"model {name!r} ({type(model).__name__}) has no callable {' and no callable '.join(missing)}; a model "
+            "needs features(x) -> (batch, feature_dim) and head(z) -> (batch, num_classes), as methods or submodules"
+        )
+
+
+def register(name: str, build: Builder, *, summary: str = "") -> None:
+    """Add a model of one's own to ``MODELS``, as a plugin module does when it is imported.
+
+    The same builder may be registered again, so that a plugin can be imported twice: a named function or class of
+    a module counts as the same when module and qualified name agree, anything else when it is the same object.
+
+    Args:
+        name: The name that settings will use: no comma, no space, not a group's name.
+        build: Called with the keywords ``num_classes``, ``input_shape`` (channels, height, width) and
+            ``feature_dim``, or with those of them that its signature takes. Returns an ``nn.Module`` with
+            ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``, as methods or submodules.
+        summary: One line for listings.
+
+    Raises:
+        SettingError: If the name is malformed or taken by another builder, or the builder requires other arguments.
+
+    Example:
+        >>> def tiny(num_classes, input_shape): ...
+        >>> register("tiny-example", tiny, summary="a small one")
+        >>> MODELS.pop("tiny-example").summary
+        'a small one'
+    """
+    if not name or name in GROUPS or any(letter == "," or letter.isspace() for letter in name):
+        raise SettingError(
+            f"model name {name!r} must be non-empty, without comma or space, and not the name of a group "
+            f"({', '.join(GROUPS)}); choose another name"
+        )
+    if name in MODELS and _identity(MODELS[name].build) != _identity(build):
+        raise SettingError(f"model {name!r} is already registered with another builder; choose another name")
+    _keywords(build)
+    MODELS[name] = ModelEntry(name, build, summary)
+
+
+def _identity(builder: Builder) -> object:
+    """Return what tells one builder from another, also when its module has been executed twice."""
+    qualified = getattr(builder, "__qualname__", "")
+    named = bool(qualified) and "<" not in qualified
+    return (builder.__module__, qualified) if named else builder
+
+
+def resolve(models: str) -> tuple[str, ...]:
+    """Return the model names that the setting ``models`` stands for.
+
+    Args:
+        models: Names of models or groups, separated by commas; a group stands for its models in order.
+
+    Raises:
+        SettingError: If a name is neither a model nor a group; lists both and the closest name.
+
+    Example:
+        >>> resolve("htfe2")
+        ('fedavgcnn', 'resnet18')
+        >>> resolve("resnet4, resnet6")
+        ('resnet4', 'resnet6')
+    """
+    table = {**{name: (name,) for name in MODELS}, **GROUPS}
+    parts = [part.strip() for part in models.split(",") if part.strip()]
+    if not parts:
+        raise SettingError(f"models is empty; give a group ({', '.join(GROUPS)}) or model names such as resnet4,mlp")
+    return tuple(name for part in parts for name in lookup(table, part, "model or model group"))
+
+
+def assign(models: str, assignment: str, index: int, num_clients: int) -> str:
+    """Return the name of the model that client ``index`` trains.
+
+    Args:
+        models: As for :func:`resolve`.
+        assignment: "cyclic" (client i takes name i mod X of the X names, the papers' way) or "list" (client i takes
+            the i-th name, one name for each client).
+        index: The client's place in the order of stable client ids, in [0, num_clients).
+        num_clients: K, the number of clients.
+
+    Raises:
+        SettingError: If the index or the assignment is not valid, or a list is not as long as there are clients.
+
+    Example:
+        >>> assign("htfe2", "cyclic", 3, 20)
+        'resnet18'
+    """
+    names = resolve(models)
+    if not 0 <= index < num_clients:
+        raise SettingError(f"client index must be in [0, {num_clients}), got {index}; check num-clients")
+    sizes = {"cyclic": len(names), "list": num_clients}
+    size = lookup(sizes, assignment, "model assignment")
+    if size != len(names):
+        raise SettingError(
+            f"assignment list needs one model for each of the {num_clients} clients, got {len(names)} in {models!r}; "
+            "name one model per client or use assignment cyclic"
+        )
+    return names[index % size]
