@@ -1,0 +1,188 @@
+"""Data sets: the registry, the pool of a data set, and the data of one node.
+
+Importing this package is cheap: torch, datasets, scikit-learn and matplotlib are imported when data is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from fedapp.config import DataSettings, SettingError, lookup
+from fedapp.datasets import cifar10, cifar100, digits4, mnist, partition
+from fedapp.datasets.base import Bools, Ints, NodeData, Pool, Samples, Source
+from fedapp.datasets.partition import Share
+
+__all__ = [
+    "DATASETS",
+    "NodeData",
+    "Pool",
+    "Samples",
+    "Share",
+    "Source",
+    "load_node",
+    "load_pool",
+    "load_shares",
+    "register",
+]
+
+DATASETS: dict[str, Source] = {
+    "digits4": digits4.SOURCE,
+    "mnist": mnist.SOURCE,
+    "cifar10": cifar10.SOURCE,
+    "cifar100": cifar100.SOURCE,
+}
+
+NODE_CACHE_BYTES = 512 * 2**20
+
+_nodes: OrderedDict[tuple[Source, DataSettings, int, int], NodeData] = OrderedDict()
+_nodes_lock = threading.Lock()
+
+
+def register(name: str, source: Source) -> None:
+    """Add a data set; plugins call it when they are imported. Registering the same source again changes nothing.
+
+    Args:
+        name: The name users give as ``dataset``.
+        source: The data set.
+
+    Raises:
+        SettingError: If another source has this name.
+    """
+    if DATASETS.setdefault(name, source) != source:
+        raise SettingError(f"data set {name!r} is registered already ({DATASETS[name].summary}); choose another name")
+
+
+def load_pool(settings: DataSettings) -> Pool:
+    """Return all samples of the data set ``settings.dataset``; the last few pools are kept in this process.
+
+    Args:
+        settings: The data settings.
+
+    Raises:
+        SettingError: If the data set is unknown or cannot be found.
+    """
+    return _pool(lookup(DATASETS, settings.dataset, "data set"), settings.dataset, settings.data_root)
+
+
+def load_shares(settings: DataSettings, num_clients: int) -> tuple[Share, ...]:
+    """Return who holds which samples of the pool, K shares of indices; kept in this process.
+
+    One random stream, seeded by ``partition_seed``, partitions the pool and then splits the clients' shares in order,
+    as the papers' code does: every node computes the same shares on its own.
+
+    Args:
+        settings: The data settings.
+        num_clients: K, the number of clients.
+
+    Raises:
+        SettingError: If the data set lacks what the settings ask for, or the partition is not feasible.
+    """
+    return _shares(lookup(DATASETS, settings.dataset, "data set"), settings, num_clients)
+
+
+def load_node(settings: DataSettings, index: int, num_clients: int) -> NodeData:
+    """Return the data of one node as tensors; the same arguments give the same bits in every process.
+
+    The most recent nodes are kept in this process, up to NODE_CACHE_BYTES.
+
+    Args:
+        settings: The data settings.
+        index: Which client, in [0, num_clients).
+        num_clients: K, the number of clients.
+
+    Raises:
+        SettingError: If the index is out of range, and as :func:`load_shares`.
+    """
+    if not 0 <= index < num_clients:
+        raise SettingError(f"client index must be in [0, {num_clients}), got {index}; check partition-id")
+    key = (lookup(DATASETS, settings.dataset, "data set"), settings, index, num_clients)
+    with _nodes_lock:
+        if key in _nodes:
+            _nodes.move_to_end(key)
+            return _nodes[key]
+    node = _node(load_pool(settings), load_shares(settings, num_clients)[index])
+    with _nodes_lock:
+        _nodes[key] = node
+        while len(_nodes) > 1 and sum(kept.nbytes for kept in _nodes.values()) > NODE_CACHE_BYTES:
+            _nodes.popitem(last=False)
+    return node
+
+
+@functools.lru_cache(maxsize=4)
+def _pool(source: Source, dataset: str, data_root: str) -> Pool:
+    return source.load(DataSettings(dataset=dataset, data_root=data_root))
+
+
+@functools.lru_cache(maxsize=8)
+def _shares(source: Source, settings: DataSettings, num_clients: int) -> tuple[Share, ...]:
+    pool = _pool(source, settings.dataset, settings.data_root)
+    rng = partition.generator(settings.partition_seed)
+    is_test = _native_split(pool, settings)
+    shares = []
+    for indices in _partition(pool, is_test, settings, num_clients, rng):
+        if is_test is not None:
+            train, test = partition.split_native(indices, is_test, rng)
+        else:
+            train, test = partition.split_random(indices, settings.train_fraction, rng)
+        train, test = partition.limit(train, test, settings.samples_per_client)
+        shares.append(partition.hold_out(train, test, settings.validation_fraction))
+    return tuple(shares)
+
+
+def _native_split(pool: Pool, settings: DataSettings) -> Bools | None:
+    """Return which samples test if the source's own split is to be used, else None."""
+    if settings.test_split == "client" or (settings.test_split == "auto" and not pool.native_split_only):
+        return None
+    if pool.is_test is None:
+        raise SettingError(f"test-split = native: {settings.dataset} has no test part of its own; use client")
+    return pool.is_test
+
+
+def _partition(
+    pool: Pool, is_test: Bools | None, settings: DataSettings, num_clients: int, rng: np.random.RandomState
+) -> list[Ints]:
+    """Partition the pool; where the native split is used, training and test samples are dealt out evenly each."""
+    later = np.zeros(len(pool), dtype=np.int64) if is_test is None else is_test.astype(np.int64)
+    kind = settings.partition
+    if kind == "auto":
+        kind = "dirichlet" if pool.domains is None else "domains"
+    if kind == "iid":
+        return partition.iid(later, num_clients, rng)
+    if kind == "dirichlet":
+        return partition.dirichlet(pool.labels, num_clients, settings.dirichlet_alpha, settings.min_partition_size, rng)
+    if pool.domains is None:
+        having = ", ".join(name for name, source in DATASETS.items() if source.has_domains)
+        raise SettingError(
+            f"partition = domains: {settings.dataset} has no domains; use iid or dirichlet, or a data set with domains "
+            f"({having})"
+        )
+    return partition.by_domain(pool.domains, later * len(pool.class_names) + pool.labels, num_clients, rng)
+
+
+def _node(pool: Pool, share: Share) -> NodeData:
+    held = np.concatenate([share.train, share.validation, share.test])
+    domains = [] if pool.domains is None else np.unique(pool.domains[held]).tolist()
+    height, width, channels = pool.images.shape[1:]
+    return NodeData(
+        train=_samples(pool, share.train),
+        test=_samples(pool, share.test),
+        validation=_samples(pool, share.validation) if len(share.validation) else None,
+        num_classes=len(pool.class_names),
+        input_shape=(channels, height, width),
+        class_names=pool.class_names,
+        domain=pool.domain_names[domains[0]] if len(domains) == 1 else None,
+        label_counts=np.bincount(pool.labels[share.train], minlength=len(pool.class_names)).astype(np.int64),
+    )
+
+
+def _samples(pool: Pool, indices: Ints) -> Samples:
+    """Return samples as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
+    import torch
+
+    pixels = torch.from_numpy(np.asarray(pool.images[indices])).permute(0, 3, 1, 2)  # (N, C, H, W)
+    x = pixels.to(torch.float32, memory_format=torch.contiguous_format)
+    return Samples(x=x.div_(255).sub_(0.5).div_(0.5), y=torch.from_numpy(np.asarray(pool.labels[indices])))

@@ -13,7 +13,6 @@ and pixels.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,8 @@ CLASSES = 10
 DOMAINS = ("optical", "mnist", "mnistm", "rendered")
 TEST_FRACTION = 0.25
 RENDERED_PER_CLASS = 200
-PHOTO_TRAIN_WIDTH = 0.75
+PHOTO_BAND = 40
+TEST_BANDS = (2, 5)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ def _photographs() -> Bytes:
 
     full = np.stack(load_sample_images().images)[:, :426]
     halves = full.reshape(2, 213, 2, 320, 2, 3).mean(axis=(2, 4))
-    return np.floor(halves + 0.5).astype(np.uint8)
+    photographs: Bytes = np.floor(halves + 0.5).astype(np.uint8)
+    return photographs
 
 
 def _plain(digits: Bytes, labels: Ints, chosen: Ints, rng: np.random.RandomState) -> Part:
@@ -153,15 +154,25 @@ def _plain(digits: Bytes, labels: Ints, chosen: Ints, rng: np.random.RandomState
     return Part(_grey_to_rgb(digits[chosen]), labels[chosen], is_test, chosen, _material(len(chosen)))
 
 
+def patch_places(is_test: bool, width: int) -> Ints:
+    """Return the left edges of photo patches that lie within the upright bands of training, or of test.
+
+    The photographs are cut into bands of PHOTO_BAND pixels; those in TEST_BANDS are for test alone.
+    """
+    left = np.arange(width - SIDE + 1)
+    ends = [np.isin(column // PHOTO_BAND, TEST_BANDS) for column in (left, left + SIDE - 1)]
+    if is_test:
+        return np.flatnonzero(ends[0] & ends[1])
+    return np.flatnonzero(~ends[0] & ~ends[1])
+
+
 def _blended(digits: Bytes, labels: Ints, chosen: Ints, photographs: Bytes, rng: np.random.RandomState) -> Part:
-    """Subtract digits from photo patches; patches of training come from the left, of test from the right."""
+    """Subtract digits from photo patches, |digit - patch| per channel."""
+    size = len(chosen)
     is_test = _marked(labels[chosen], TEST_FRACTION, rng)
     _, height, width, _ = photographs.shape
-    border = int(width * PHOTO_TRAIN_WIDTH)
-    photo = rng.randint(2, size=len(chosen))
-    top = rng.randint(height - SIDE + 1, size=len(chosen))
-    low, high = np.where(is_test, border, 0), np.where(is_test, width, border) - SIDE + 1
-    left = low + (rng.uniform(size=len(chosen)) * (high - low)).astype(np.int64)
+    photo, top = rng.randint(2, size=size), rng.randint(height - SIDE + 1, size=size)
+    left = np.where(is_test, *(rng.choice(patch_places(part, width), size=size) for part in (True, False)))
     windows = np.lib.stride_tricks.sliding_window_view(photographs, (SIDE, SIDE), axis=(1, 2))
     patches = windows[photo, top, left].transpose(0, 2, 3, 1).astype(np.int16)  # (N, 32, 32, 3)
     images = np.abs(digits[chosen][..., None].astype(np.int16) - patches).astype(np.uint8)

@@ -98,7 +98,7 @@ def _compose(digits: Ints, shapes: Floats, rng: np.random.RandomState) -> Bytes:
     ink, paper = _colours(batch, rng)
     turn = _turns(batch, rng)
     shift = rng.uniform(-2.5, 2.5, size=(batch, 2))
-    side = rng.choice([-1, 1], size=batch) * rng.uniform(16, 21, size=batch)
+    side = rng.choice([-1, 1], size=batch) * rng.uniform(17.5, 22, size=batch)
     beside = shift + np.stack([rng.uniform(-3, 3, size=batch), side], axis=1)
     distractor = _warp(shapes[rows, rng.randint(10, size=batch)], turn, beside)
     distractor *= (rng.uniform(size=batch) < 0.6)[:, None, None]
@@ -111,7 +111,8 @@ def _compose(digits: Ints, shapes: Floats, rng: np.random.RandomState) -> Bytes:
     for cover in (distractor, digit):
         image += cover[..., None] * (ink[:, None, None, :] - image)
     image += rng.normal(scale=rng.uniform(0, 9, size=(batch, 1, 1, 1)), size=image.shape)
-    return np.clip(np.rint(image), 0, 255).astype(np.uint8)
+    pixels: Bytes = np.clip(np.rint(image), 0, 255).astype(np.uint8)
+    return pixels
 
 
 def _turns(batch: int, rng: np.random.RandomState) -> Floats:
@@ -141,7 +142,8 @@ def _warp(masks: Floats, turn: Floats, shift: Floats) -> Floats:
     top = masks[rows, y, x] * (1 - across) + masks[rows, y, x + 1] * across
     low = masks[rows, y + 1, x] * (1 - across) + masks[rows, y + 1, x + 1] * across
     sampled: Floats = top * (1 - down) + low * down
-    return sampled.reshape(batch, SIDE, OVERSAMPLING, SIDE, OVERSAMPLING).mean(axis=(2, 4))
+    cover: Floats = sampled.reshape(batch, SIDE, OVERSAMPLING, SIDE, OVERSAMPLING).mean(axis=(2, 4))
+    return cover
 
 
 def _colours(batch: int, rng: np.random.RandomState) -> tuple[Floats, Floats]:

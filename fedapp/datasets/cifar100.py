@@ -1,0 +1,17 @@
+"""CIFAR-100: 60,000 photographs of 32x32 in 100 classes, local copy or hub."""
+
+from __future__ import annotations
+
+import functools
+
+from fedapp.datasets import hub
+from fedapp.datasets.base import Source
+
+REPOSITORY = hub.Repository(name="cifar100", id="uoft-cs/cifar100", label="fine_label", classes=100, shape=(32, 32, 3))
+SOURCE = Source(
+    name="cifar100",
+    load=functools.partial(hub.load, REPOSITORY),
+    summary="60,000 photographs of 32x32 in 100 classes, local copy or hub",
+    classes=100,
+    shape=(3, 32, 32),
+)
