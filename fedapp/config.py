@@ -98,7 +98,12 @@ def keys(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 def defaults(cls: type[Any]) -> dict[str, Scalar]:
     """Return the default of every setting of ``cls`` by key."""
-    return {key: field.default for key, field in keys(cls).items()}
+    return {key: _default(field) for key, field in keys(cls).items()}
+
+
+def _default(field: dataclasses.Field[Any]) -> Scalar:
+    value: Any = field.default
+    return value  # type: ignore[no-any-return]
 
 
 def check(instance: Any) -> None:
@@ -118,19 +123,21 @@ def _check_value(key: str, value: Any, field: dataclasses.Field[Any]) -> None:
         raise SettingError(f"{key} = {value!r} is not valid; {closest(str(value), rules['choices'])}")
     if isinstance(value, float) and value != value:
         raise SettingError(f"{key} must be a number, got nan; {rules['doc']}")
-    bounds = [
-        (rules["low"], "at least", lambda limit: value >= limit),
-        (rules["high"], "at most", lambda limit: value <= limit),
-        (rules["above"], "greater than", lambda limit: value > limit),
-    ]
-    for limit, words, holds in bounds:
-        if limit is not None and not holds(limit):
-            raise SettingError(f"{key} must be {words} {limit:g}, got {value!r}; {rules['doc']}")
+    low, high, above = rules["low"], rules["high"], rules["above"]
+    broken = ""
+    if low is not None and value < low:
+        broken = f"at least {low:g}"
+    elif high is not None and value > high:
+        broken = f"at most {high:g}"
+    elif above is not None and value <= above:
+        broken = f"greater than {above:g}"
+    if broken:
+        raise SettingError(f"{key} must be {broken}, got {value!r}; {rules['doc']}")
 
 
 def _convert(key: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
     """Convert a scalar or its text to the type of the field's default."""
-    kind = type(field.default)
+    kind = type(_default(field))
     text = str(value).strip()
     if kind is str:
         return str(value)
@@ -276,6 +283,22 @@ class TrainingSettings:
     precision: str = setting("fp32", "bf16 = autocast of the forward pass", choices=("fp32", "bf16"))
     device: str = setting("auto", "where clients train; auto = cuda if there is one", choices=("auto", "cpu", "cuda"))
     torch_threads: int = setting(1, "threads torch uses in a client or server process", low=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """Who takes part in a round, and how long the server waits."""
+
+    fraction_train: float = setting(1.0, "share of the clients that trains in a round", above=0, high=1)
+    fraction_evaluate: float = setting(1.0, "share of the clients that is evaluated; 0 = none", low=0, high=1)
+    evaluate_every: int = setting(1, "evaluate after every so many rounds, and after the last", low=1)
+    min_replies: int = setting(1, "least usable replies; a round with fewer changes nothing", low=1)
+    round_timeout: float = setting(3600.0, "seconds to wait for the replies of one phase of a round", above=0)
+    node_timeout: float = setting(180.0, "seconds to wait for the nodes before the first round", above=0)
+    min_nodes: int = setting(0, "nodes to wait for; 0 = as many as the simulation announces, at least 1", low=0)
 
     def __post_init__(self) -> None:
         check(self)

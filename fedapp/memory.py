@@ -1,0 +1,140 @@
+"""What a client keeps between rounds, on its own disk: its model and its method's state.
+
+One safetensors file a round, written atomically, the last two kept. A round that is asked twice (after a
+crash or a resume) starts from the same state, because training round r reads what is tagged before r.
+Flower's ``context.state`` is not used: it lives in memory only and is shipped with every message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT_ROUNDS = 2
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FILE = "round-{:08d}.safetensors"
+
+
+class ClientMemoryError(RuntimeError):
+    """A client's memory cannot be written; the message says where and what to do."""
+
+
+def safe_name(name: str, what: str) -> str:
+    """Return ``name`` if it can be a folder's name and nothing else.
+
+    Raises:
+        ValueError: Naming the rule, if it could leave its folder or is not portable.
+
+    Example:
+        >>> safe_name("pi-kitchen.2", "client id")
+        'pi-kitchen.2'
+    """
+    if not _NAME.fullmatch(name) or name.endswith("."):
+        raise ValueError(
+            f"{what} {name!r} cannot name a folder; use up to 128 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+class ClientMemory:
+    """The memory of one client in one run.
+
+    Args:
+        root: Folder for all runs on this device.
+        run: Our run name (Flower's run id changes on resume).
+        client: Stable client id.
+
+    Raises:
+        ValueError: If ``run`` or ``client`` could leave its folder.
+    """
+
+    def __init__(self, root: str | Path, run: str, client: str) -> None:
+        self.folder = Path(root) / safe_name(run, "run name") / safe_name(client, "client id")
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that are kept, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = (re.fullmatch(r"round-(\d{8})\.safetensors", path.name) for path in self.folder.iterdir())
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def load(self, *, before: int) -> dict[str, Tensor] | None:
+        """Return the newest state tagged with a round before ``before``, or None if there is none.
+
+        A file that cannot be read is passed over for the one before it.
+        """
+        for number in reversed([number for number in self.rounds() if number < before]):
+            try:
+                with safe_open(self.folder / _FILE.format(number), framework="pt") as file:
+                    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError):
+                continue
+        return None
+
+    def save(self, round_number: int, state: Mapping[str, Tensor]) -> None:
+        """Write ``state`` tagged with ``round_number``; older and later files beyond the last two go.
+
+        Raises:
+            ClientMemoryError: If the disk is full or the folder cannot be written; what was kept before stays.
+        """
+        target = self.folder / _FILE.format(round_number)
+        scratch = target.with_suffix(f".{os.getpid()}.tmp")
+        data = to_bytes(_unshared(state))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+            raise ClientMemoryError(
+                f"cannot keep {len(data) / 2**20:.1f} MiB of client state in {self.folder}: {reason}; "
+                'free space there, or set another folder (run setting "out", node-config "state-dir")'
+            ) from error
+        self._prune(round_number)
+
+    def _prune(self, newest: int) -> None:
+        kept = [number for number in self.rounds() if number <= newest][-KEPT_ROUNDS:]
+        for path in self.folder.iterdir():
+            if path.name not in {_FILE.format(number) for number in kept}:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of named tensors: names, dtypes, shapes and bytes, in the order of the names."""
+    hashed = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        hashed.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        hashed.update(tensor.numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Detach tensors, and copy those that share storage (tied weights), which safetensors refuses."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in state.items():
+        plain = tensor.detach().cpu().contiguous()
+        address = plain.untyped_storage().data_ptr()
+        result[name] = plain.clone() if address in seen else plain
+        seen.add(address)
+    return result

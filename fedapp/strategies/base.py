@@ -1,0 +1,397 @@
+"""The server's half of every method: a Flower ``Strategy`` whose subclasses say only what they send and how they join.
+
+A method overrides ``begin``, ``downlink``, ``uplink_specs``, ``aggregate`` and ``state``/``load_state``. Who takes
+part, thresholds, deadlines, checks, bytes and records are here, once. The classes also answer to Flower's own
+``configure_*``/``aggregate_*``, so they run under any code that drives a Flower strategy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedapp.client_update import ClientUpdate
+from fedapp.config import ServerSettings, SettingError, flatten, join_pairs
+from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction, Uplink, order
+from fedapp.seeds import derive
+from fedapp.strategies.records import Failure, Observer, Reply, RoundRecord, Traffic, weighted_metrics
+from fedapp.strategies.roster import Roster, failure_of
+from fedapp.wire import Packed, RejectedMessage, header_bytes, pack_instruction, payload_bytes, unpack_uplink
+
+TRAIN, EVALUATE = "train", "evaluate"
+EQUAL = {
+    "equal-models": ("model_layout", "the same model"),
+    "equal-heads": ("head_layout", "heads of the same shape"),
+    "equal-features": ("feature_dim", "features of the same width"),
+    "equal-classes": ("num_classes", "the same number of classes"),
+}
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """Parameters of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table of methods.
+
+    Attributes:
+        strategy: The server's half.
+        update: The client's half.
+        paper: Where the method comes from.
+        summary: The idea in one line.
+        travels: What crosses the network, in words.
+    """
+
+    strategy: type[PayloadStrategy]
+    update: type[ClientUpdate]
+    paper: str
+    summary: str
+    travels: str
+
+    @property
+    def name(self) -> str:
+        """The method's name in settings."""
+        return self.strategy.name
+
+
+class PayloadStrategy(Strategy):
+    """Base of all methods; by itself it coordinates clients that exchange nothing.
+
+    Args:
+        params: The method's parameters; its defaults if None.
+        settings: Participation, thresholds and deadlines.
+        run: Name of the run, which keys what clients keep; drawn at random if empty.
+        seed: Seed of the run.
+        build: Builds a model on the server from a client's description and an architecture's name ("" = the
+            client's own); needed by methods with a server model unless ``initial_arrays`` are given to `start`.
+        observers: Called at the start, after every round and at the end.
+    """
+
+    name: ClassVar[str] = ""
+    params_type: ClassVar[type[Any]] = NoParams
+    requires: ClassVar[tuple[str, ...]] = ("equal-classes",)
+
+    def __init__(
+        self,
+        params: Any = None,
+        settings: ServerSettings | None = None,
+        *,
+        run: str = "",
+        seed: int = 0,
+        build: Callable[[ClientInfo, str], Any] | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.params = self.params_type() if params is None else params
+        self.settings = settings or ServerSettings()
+        self.run = run or f"{self.name}-{uuid4().hex[:12]}"
+        self.seed = seed
+        self.build = build
+        self.observers = list(observers)
+        self.roster = Roster()
+        self.num_rounds = 0
+        self.record = RoundRecord(0)
+        self._began = False
+        self._sent: dict[str, Message] = {}
+
+    # ---- what a method changes -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Allocate the server's state; the clients are known now."""
+
+    def downlink(self, client: ClientInfo) -> Downlink:
+        """Return what ``client`` is sent before it trains."""
+        return Downlink()
+
+    def evaluate_downlink(self, client: ClientInfo) -> Downlink:
+        """Return what ``client`` is sent before it is evaluated; by default what it would train on."""
+        return self.downlink(client)
+
+    def uplink_specs(self, client: ClientInfo) -> Mapping[str, ArraySpec]:
+        """Return what the arrays that ``client`` uploads must look like."""
+        return {}
+
+    def check_uplink(self, uplink: Uplink) -> None:
+        """Check what a specification cannot say; raise ``ValueError`` to reject the uplink."""
+
+    def aggregate(self, uplinks: Sequence[Uplink]) -> None:
+        """Join checked uplinks, in the order of the client ids, into the server's state."""
+
+    def state(self) -> Arrays:
+        """Return the server's state as named arrays."""
+        return {}
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Take over what :meth:`state` returned."""
+
+    # ---- the loop --------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the method: Flower's own signature, with every argument but ``grid`` optional.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: Server state to start from, e.g. a model's ``state_dict``.
+            num_rounds: Rounds; 0 only evaluates what is there.
+            timeout: Seconds to wait in each phase; the setting ``round-timeout`` if None.
+            train_config: Scalars added to every downlink before training.
+            evaluate_config: Scalars added to every downlink before evaluation.
+            evaluate_fn: Called with the round (from 0) and the server's state after every round.
+
+        Raises:
+            NodesMissingError: If too few nodes come, or none can take part.
+            SettingError: If the clients do not fit the method.
+            WorkerLostError: If a worker process of the simulation dies.
+        """
+        if num_rounds < 0:
+            raise SettingError(f"num-server-rounds must be at least 0, got {num_rounds}")
+        self.num_rounds = num_rounds
+        if timeout is not None:
+            self.settings = replace(self.settings, round_timeout=timeout)
+        if initial_arrays:
+            self.load_state({name: array.numpy() for name, array in initial_arrays.items()})
+        self._meet(grid)
+        self.summary()
+        for observer in self.observers:
+            observer.on_start(self)
+        result = Result()
+        configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
+        for number in range(num_rounds + 1):
+            if number or num_rounds == 0:
+                self._round(grid, number, configs, result)
+            if evaluate_fn and (metrics := evaluate_fn(number, self._state_record())) is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+        result.arrays = self._state_record()
+        digests = self.roster.digests(grid, self._hello(digest=True), self.settings.round_timeout)
+        for observer in self.observers:
+            observer.on_end(self, digests)
+        return result
+
+    def _round(self, grid: Grid, number: int, configs: tuple[ConfigRecord, ConfigRecord], result: Result) -> None:
+        self.record = RoundRecord(number)
+        arrays = ArrayRecord()
+        timeout = self.settings.round_timeout
+        clock = time.perf_counter()
+        if number:
+            replies = list(
+                grid.send_and_receive(self.configure_train(number, arrays, configs[0], grid), timeout=timeout)
+            )
+            clock = self._lap("train", clock)
+            if self._join(number, replies):
+                result.train_metrics_clientapp[number] = _metric_record(self.record.trained)
+            clock = self._lap("aggregate", clock)
+        if messages := self.configure_evaluate(number, arrays, configs[1], grid):
+            metrics = self.aggregate_evaluate(number, list(grid.send_and_receive(messages, timeout=timeout)))
+            self._lap("evaluate", clock)
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[number] = metrics
+        for observer in self.observers:
+            observer.on_round(self, self.record)
+
+    def _lap(self, phase: str, since: float) -> float:
+        now = time.perf_counter()
+        self.record.seconds[phase] = now - since
+        return now
+
+    # ---- Flower's own interface ------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return one message for each client that trains this round."""
+        self._meet(grid)
+        if self.record.round != server_round:
+            self.record = RoundRecord(server_round)
+        chosen = self._sample(self.settings.fraction_train, server_round, TRAIN)
+        return self._messages(chosen, server_round, TRAIN, config)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return one message for each client that is evaluated this round; none if no evaluation is due."""
+        self._meet(grid)
+        due = server_round % self.settings.evaluate_every == 0 or server_round == self.num_rounds
+        chosen = self._sample(self.settings.fraction_evaluate, server_round, EVALUATE) if due else []
+        return self._messages(chosen, server_round, EVALUATE, config)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies and join the usable ones; too few change nothing."""
+        if not self._join(server_round, replies):
+            return None, None
+        return self._state_record(), _metric_record(self.record.trained)
+
+    def _join(self, server_round: int, replies: Iterable[Message]) -> bool:
+        uplinks = self._collect(replies, TRAIN)
+        self.record.trained = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
+        self.record.aggregated = len(uplinks) >= self.settings.min_replies
+        if self.record.aggregated:
+            self.aggregate(uplinks)
+        else:
+            text = "round %s: %s usable replies, min-replies is %s: nothing changes"
+            log(WARNING, text, server_round, len(uplinks), self.settings.min_replies)
+        return self.record.aggregated
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Check the replies and average their metrics, weighted by samples."""
+        uplinks = self._collect(replies, EVALUATE)
+        self.record.evaluated = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
+        return _metric_record(self.record.evaluated) if uplinks else None
+
+    def summary(self) -> None:
+        """Log what runs."""
+        log(INFO, "%s: %s clients, %s rounds, run %s", self.name, len(self.clients), self.num_rounds, self.run)
+        if text := join_pairs(flatten(self.params)):
+            log(INFO, "\tparameters: %s", text)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> dict[str, ClientInfo]:
+        """Every client that can take part, in the order of the ids."""
+        return self.roster.clients
+
+    @property
+    def first_client(self) -> ClientInfo:
+        """The client whose id comes first."""
+        return next(iter(self.clients.values()))
+
+    def _hello(self, *, digest: bool = False) -> Instruction:
+        downlink = Downlink(settings={"digest": digest})
+        params = join_pairs(flatten(self.params))
+        return Instruction(self.name, params, self.run, self.num_rounds, self.num_rounds, self.seed, downlink)
+
+    def _meet(self, grid: Grid) -> None:
+        if not self._began:
+            self.roster.gather(grid, self._hello(), self.settings)
+        else:
+            self.roster.refresh(grid, self._hello(), self.settings.node_timeout)
+        self._check_clients()
+        if not self._began:
+            self._began = True
+            self.begin()
+
+    def _check_clients(self) -> None:
+        for requirement in self.requires:
+            attribute, words = EQUAL[requirement]
+            holders: dict[Any, list[str]] = {}
+            for client, info in self.clients.items():
+                holders.setdefault(getattr(info, attribute), []).append(f"{client} ({info.model})")
+            if len(holders) > 1:
+                groups = "; ".join(f"{str(value)[:60]}: {', '.join(who[:4])}" for value, who in holders.items())
+                raise SettingError(
+                    f"{self.name} needs clients with {words}, got {len(holders)} kinds: {groups}; "
+                    'choose models that agree (setting "models"), or another method'
+                )
+
+    def _sample(self, fraction: float, server_round: int, phase: str) -> list[str]:
+        everybody = list(self.clients)
+        if fraction == 0:
+            return []
+        count = max(1, int(fraction * len(everybody) + 0.5))
+        drawn = np.random.default_rng(derive(self.seed, server_round, phase)).permutation(len(everybody))[:count]
+        return [everybody[index] for index in sorted(drawn)]
+
+    def _messages(self, chosen: list[str], server_round: int, phase: str, config: ConfigRecord) -> list[Message]:
+        make = self.downlink if phase == TRAIN else self.evaluate_downlink
+        kind = MessageType.TRAIN if phase == TRAIN else MessageType.EVALUATE
+        messages: list[Message] = []
+        packed: Packed = {}
+        for client in chosen:
+            downlink = make(self.clients[client])
+            if config:
+                downlink = replace(downlink, settings={**downlink.settings, **_scalars(config)})
+            content = pack_instruction(replace(self._hello(), round=server_round, downlink=downlink), packed)
+            self.record.traffic[phase, client] = Traffic(
+                payload_down=payload_bytes(content), header_down=header_bytes(content)
+            )
+            messages.append(Message(content, self.roster.nodes[client], kind, group_id=str(server_round)))
+        self._sent = dict(zip(chosen, messages, strict=True))
+        return messages
+
+    def _collect(self, replies: Iterable[Message], phase: str) -> list[Uplink]:
+        """Check replies against who was asked; return the usable ones in the order of the client ids."""
+        asked = {message.metadata.message_id: client for client, message in self._sent.items()}
+        usable: dict[str, Uplink] = {}
+        answered: set[str] = set()
+        for reply in replies:
+            client = asked.get(reply.metadata.reply_to_message_id)
+            if client is None:
+                self._fail("unknown", phase, "RejectedMessage", "a reply to a message that was not sent this round")
+                continue
+            if client in answered:
+                self._fail(client, phase, "RejectedMessage", f"client {client!r} answered twice; the first counts")
+                continue
+            answered.add(client)
+            if reply.has_error():
+                self.record.failures.append(failure_of(client, phase, reply))
+                continue
+            traffic = self.record.traffic[phase, client]
+            traffic.payload_up, traffic.header_up = payload_bytes(reply.content), header_bytes(reply.content)
+            specs = self.uplink_specs(self.clients[client]) if phase == TRAIN else {}
+            try:
+                uplink = unpack_uplink(reply.content, client, specs)
+                if phase == TRAIN:
+                    self.check_uplink(uplink)
+            except ValueError as error:
+                text = str(error) if isinstance(error, RejectedMessage) else f"client {client!r}: {error}"
+                self._fail(client, phase, "RejectedMessage", text)
+            else:
+                usable[client] = uplink
+        for client in self._sent:
+            if client not in answered:
+                limit = f"{self.settings.round_timeout:g} s"
+                self._fail(client, phase, "NoReply", f"no reply from client {client!r} within {limit}")
+        self.record.failures.sort(key=lambda failure: (failure.phase != TRAIN, order(failure.client)))
+        return [usable[client] for client in self._sent if client in usable]
+
+    def _fail(self, client: str, phase: str, kind: str, reason: str) -> None:
+        log(WARNING, "client %s, %s: %s: %s", client, phase, kind, reason)
+        self.record.failures.append(Failure(client, phase, kind, reason))
+
+    def _state_record(self) -> ArrayRecord:
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in self.state().items()})
+
+
+def _scalars(config: ConfigRecord) -> dict[str, Any]:
+    return dict(config.items())
+
+
+def _metric_record(replies: list[Reply]) -> MetricRecord:
+    metrics: dict[str, Any] = {"num-examples": sum(reply.num_examples for reply in replies)}
+    return MetricRecord({**metrics, **weighted_metrics(replies)})
+
+
+def require_model(strategy: PayloadStrategy, name: str) -> Any:
+    """Build a server model for ``strategy``, like the first client's or by architecture name.
+
+    Raises:
+        SettingError: If the strategy was given neither initial arrays nor a way to build models.
+    """
+    if strategy.build is None:
+        raise SettingError(
+            f"{strategy.name} needs a model on the server: pass start(initial_arrays=ArrayRecord(model.state_dict())), "
+            "or give the strategy a `build` function"
+        )
+    return strategy.build(strategy.first_client, name)

@@ -1,0 +1,109 @@
+"""What a strategy reports of a round: plain data for observers (files, progress displays, trackers)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from fedapp.strategies.base import PayloadStrategy
+
+HEADLINE = "accuracy"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One usable reply of one client.
+
+    Attributes:
+        client: Stable client id.
+        num_examples: Samples the reply rests on.
+        metrics: What the client measured.
+    """
+
+    client: str
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that gave no usable reply.
+
+    Attributes:
+        client: Stable client id, or the node's id where the client never said who it is.
+        phase: "start", "train" or "evaluate".
+        kind: Type of the exception, "RejectedMessage", "NoReply" or "NodeUnavailable".
+        reason: First line of the cause.
+    """
+
+    client: str
+    phase: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class Traffic:
+    """Bytes of one client in one phase of a round; payload is array contents, headers are all the rest."""
+
+    payload_down: int = 0
+    payload_up: int = 0
+    header_down: int = 0
+    header_up: int = 0
+
+
+@dataclass
+class RoundRecord:
+    """Everything that happened in one round.
+
+    Attributes:
+        round: Number of the round; 0 is an evaluation before any training.
+        trained: Usable training replies, in the order of the client ids.
+        evaluated: Usable evaluation replies, likewise.
+        failures: Clients without a usable reply.
+        traffic: Bytes by (phase, client).
+        seconds: Wall-clock seconds by phase: train, aggregate, evaluate.
+        aggregated: False if the round had fewer usable replies than ``min-replies`` and changed nothing.
+    """
+
+    round: int
+    trained: list[Reply] = field(default_factory=list)
+    evaluated: list[Reply] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    aggregated: bool = False
+
+
+class Observer(Protocol):
+    """Something that watches a run. It must not change the strategy."""
+
+    def on_start(self, strategy: PayloadStrategy) -> None:
+        """Run once, after the clients have said who they are."""
+
+    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
+        """Run after every round."""
+
+    def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
+        """Run once, after the last round, with the SHA-256 of every client's model."""
+
+
+def weighted_metrics(replies: list[Reply]) -> dict[str, float]:
+    """Return the mean of every metric over replies, weighted by samples.
+
+    Metrics that only some clients report are averaged over those; clients without samples count for nothing.
+
+    Example:
+        >>> weighted_metrics([Reply("0", 1, {"accuracy": 0.5}), Reply("1", 3, {"accuracy": 1.0})])
+        {'accuracy': 0.875}
+    """
+    names = dict.fromkeys(name for reply in replies for name in reply.metrics)
+    means = {}
+    for name in names:
+        holders = [reply for reply in replies if name in reply.metrics and reply.num_examples > 0]
+        weight = sum(reply.num_examples for reply in holders)
+        if weight:
+            means[name] = sum(reply.num_examples * reply.metrics[name] for reply in holders) / weight
+    return means

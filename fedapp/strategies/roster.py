@@ -1,0 +1,156 @@
+"""Who is there: node ids change from run to run, so every node is asked for its stable client id."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from fedapp.config import ServerSettings
+from fedapp.payload import ClientInfo, Instruction, order
+from fedapp.strategies.records import Failure
+from fedapp.wire import RejectedMessage, pack_instruction, unpack_info
+
+POLL_SECONDS = 0.1
+
+
+class NodesMissingError(RuntimeError):
+    """Not enough nodes came, or none of them can take part."""
+
+
+class WorkerLostError(RuntimeError):
+    """A worker process of the simulation died; its pool would fail at random from here on."""
+
+
+class Roster:
+    """The clients of a run by stable id, and the node that each of them answers on now.
+
+    Attributes:
+        clients: Every client that can take part, in the order of the ids.
+        nodes: Flower's node id of each client, renewed when a client comes back on another node.
+        failures: Nodes that cannot take part.
+    """
+
+    def __init__(self) -> None:
+        self.clients: dict[str, ClientInfo] = {}
+        self.nodes: dict[str, int] = {}
+        self.failures: list[Failure] = []
+        self._answered: set[int] = set()
+        self._announced = 0
+
+    def gather(self, grid: Grid, hello: Instruction, settings: ServerSettings) -> None:
+        """Wait for the nodes and ask each who it is.
+
+        Waits for ``min-nodes``, or for as many as the simulation announces, never longer than ``node-timeout``.
+
+        Raises:
+            NodesMissingError: If too few nodes answered in time, or none of them can take part.
+        """
+        deadline = time.monotonic() + settings.node_timeout
+        while True:
+            self.refresh(grid, hello, timeout=max(deadline - time.monotonic(), POLL_SECONDS))
+            wanted = settings.min_nodes or max(self._announced, 1)
+            if len(self._answered) >= wanted:
+                break
+            if time.monotonic() >= deadline:
+                raise NodesMissingError(
+                    f"{len(self._answered)} of {wanted} nodes answered within {settings.node_timeout:g} s; start the "
+                    "missing nodes, lower min-nodes, or raise node-timeout" + self._reasons()
+                )
+            time.sleep(POLL_SECONDS)
+        if not self.clients:
+            raise NodesMissingError(f"none of {len(self._answered)} nodes can take part" + self._reasons())
+
+    def refresh(self, grid: Grid, hello: Instruction, timeout: float) -> None:
+        """Ask nodes that have not answered yet who they are: newcomers, and clients that came back.
+
+        Raises:
+            NodesMissingError: If two nodes claim the same client id at once.
+        """
+        present = set(grid.get_node_ids())
+        newcomers = sorted(present - self._answered)
+        if not newcomers:
+            return
+        answers = ask(grid, newcomers, hello, timeout)
+        self._answered.update(answers)
+        for node, info in sorted(answers.items(), key=lambda item: order(item[1].client)):
+            self._announced = max(self._announced, info.num_clients)
+            if info.error:
+                self.failures.append(Failure(info.client, "start", *split_reason(info.error)))
+                continue
+            holder = self.nodes.get(info.client)
+            if holder is not None and holder in present and holder != node:
+                raise NodesMissingError(
+                    f"nodes {holder} and {node} both say they are client {info.client!r}; "
+                    'give each its own node-config "client-id" or "partition-id"'
+                )
+            self.nodes[info.client], self.clients[info.client] = node, replace(info, digest="")
+        self.clients = dict(sorted(self.clients.items(), key=lambda item: order(item[0])))
+
+    def digests(self, grid: Grid, hello: Instruction, timeout: float) -> dict[str, str]:
+        """Return the SHA-256 of every client's current model; clients that do not answer are left out."""
+        answers = ask(grid, self.nodes.values(), hello, timeout)
+        found = {info.client: info.digest for info in answers.values() if info.digest}
+        return dict(sorted(found.items(), key=lambda item: order(item[0])))
+
+    def _reasons(self) -> str:
+        lines = dict.fromkeys(f"\n  client {f.client}: {f.kind}: {f.reason}" for f in self.failures)
+        return "".join(list(lines)[:5])
+
+
+def ask(grid: Grid, nodes: Iterable[int], hello: Instruction, timeout: float) -> dict[int, ClientInfo]:
+    """Send one query to each node and return the answers by node; a node that fails answers with ``error`` set."""
+    messages = [Message(pack_instruction(hello), node, MessageType.QUERY) for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    answers: dict[int, ClientInfo] = {}
+    for reply in replies:
+        node = asked.get(reply.metadata.reply_to_message_id)
+        if node is None:
+            continue
+        if reply.has_error():
+            failure = failure_of(str(node), "start", reply)
+            answers[node] = ClientInfo(str(node), error=f"{failure.kind}: {failure.reason}")
+            continue
+        try:
+            answers[node] = unpack_info(reply.content)
+        except RejectedMessage as error:
+            answers[node] = ClientInfo(str(node), error=f"RejectedMessage: {error}")
+    return answers
+
+
+def failure_of(client: str, phase: str, reply: Message) -> Failure:
+    """Turn an error reply into a failure with the exception's type and first line.
+
+    Raises:
+        WorkerLostError: If the reply says that a worker process of the simulation died.
+    """
+    reason = str(reply.error.reason)
+    if "ActorDiedError" in reason or "RayActorError" in reason or "WorkerCrashedError" in reason:
+        raise WorkerLostError(
+            f"a worker process of the simulation died while client {client} was at work (phase {phase}); it may have "
+            "run out of memory: use fewer workers at once (client-resources-num-cpus), or smaller models or batches"
+        )
+    kind, text = split_reason(reason)
+    return Failure(client, phase, {5: "NodeUnavailable", 3: "NodeUnavailable"}.get(reply.error.code, kind), text)
+
+
+def split_reason(reason: str) -> tuple[str, str]:
+    """Split what a failed client says into the exception's type and its first line.
+
+    Example:
+        >>> split_reason("<class 'ValueError'>:<'boom'>")
+        ('ValueError', 'boom')
+        >>> split_reason("SettingError: unknown data set")
+        ('SettingError', 'unknown data set')
+    """
+    match = re.match(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>\s*$", reason, flags=re.DOTALL) or re.match(
+        r"(\w+): (.*)$", reason, flags=re.DOTALL
+    )
+    kind, text = match.groups() if match else ("Error", reason)
+    lines = [line for line in text.replace("\\n", "\n").splitlines() if line.strip()]
+    return kind, (lines[0].strip() if lines else kind)
