@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedapp.config import SettingError, lookup
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
@@ -31,11 +32,11 @@ OFFERED = ("num_classes", "input_shape", "feature_dim")
 class Model(Protocol):
     """What every model offers beside being an ``nn.Module``."""
 
-    def features(self, x: Tensor, /) -> Tensor:
-        """Return the features (B, D) of a batch of images (B, channels, height, width)."""
+    def features(self, x: Float[Tensor, "B channels height width"], /) -> Float[Tensor, "B D"]:
+        """Return the features of a batch of images."""
 
-    def head(self, z: Tensor, /) -> Tensor:
-        """Return the logits (B, C) of features (B, D)."""
+    def head(self, z: Float[Tensor, "B D"], /) -> Float[Tensor, "B C"]:
+        """Return the logits of features."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,9 @@ def register(name: str, build: Builder, *, summary: str = "") -> None:
 
 def _identity(builder: Builder) -> object:
     """Return what tells one builder from another, also when its module has been executed twice."""
-    qualified = getattr(builder, "__qualname__", "")
-    named = bool(qualified) and "<" not in qualified
-    return (builder.__module__, qualified) if named else builder
+    if (inspect.isfunction(builder) or inspect.isclass(builder)) and "<" not in builder.__qualname__:
+        return builder.__module__, builder.__qualname__
+    return builder  # a lambda, a local function or another callable
 
 
 def resolve(models: str) -> tuple[str, ...]:

@@ -6,10 +6,14 @@ Submodules carry torchvision's names (``conv1``, ``bn1``, ``layer1.0.conv1``, ..
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fedapp.models.split import SplitModel, initialise_for_relu, with_linear_head
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class BasicBlock(nn.Module):
             projection = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
             self.downsample = nn.Sequential(projection, nn.BatchNorm2d(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, height, width) to (B, channels, height / stride, width / stride)."""
+    def forward(self, x: Float[Tensor, "B in_channels height width"]) -> Float[Tensor, "B channels rows columns"]:
+        """Return the block's output; its rows and columns are the input's divided by the stride."""
         residual = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         activated: Tensor = self.relu(residual + self.downsample(x))
         return activated

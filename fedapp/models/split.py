@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedapp.config import SettingError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class FeaturePool(nn.AdaptiveAvgPool1d):
@@ -27,8 +30,8 @@ class FeaturePool(nn.AdaptiveAvgPool1d):
         tensor([[2.]])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Pool (B, n) to (B, D)."""
+    def forward(self, input: Float[Tensor, "B n"]) -> Float[Tensor, "B D"]:
+        """Return the pooled features."""
         native_dim, feature_dim = input.shape[-1], int(self.output_size)  # type: ignore[arg-type]
         periods = math.gcd(native_dim, feature_dim)
         identity = torch.eye(native_dim // periods, dtype=input.dtype, device=input.device)
@@ -51,13 +54,13 @@ class SplitModel(nn.Module):
         self.pool = FeaturePool(feature_dim)
         self.head = head
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features (B, D) of images (B, channels, height, width)."""
+    def features(self, x: Float[Tensor, "B channels height width"]) -> Float[Tensor, "B D"]:
+        """Return the pooled features of images."""
         pooled: Tensor = self.pool(self.extractor(x))
         return pooled
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (B, C) of images (B, channels, height, width)."""
+    def forward(self, x: Float[Tensor, "B channels height width"]) -> Float[Tensor, "B C"]:
+        """Return the logits of images."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

@@ -65,5 +65,5 @@ def _googlenet(channels: int) -> nn.Module:
     blocks = [_Convolution, partial(Inception, conv_block=_Convolution), InceptionAux]
     # init_weights=True is what torchvision does by default, and thus HtFLlib, with a warning.
     network = models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=True, blocks=blocks)
-    network.conv1.conv = adapt_channels(network.conv1.conv, channels, partial(_narrow_normal, a=-2, b=2))
+    network.conv1.conv = adapt_channels(network.conv1.conv, channels, _narrow_normal)
     return without(network, "fc")
