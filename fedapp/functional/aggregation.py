@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,33 +34,34 @@ def weighted_mean(arrays: Sequence[Arrays], weights: Sequence[float]) -> dict[st
         >>> mean["w"].tolist()
         [2.0, 2.0]
     """
-    shares = _shares(weights, len(arrays))
+    weights = _checked(weights, len(arrays))
     for index, client in enumerate(arrays):
         _check_alike(arrays[0], client, index)
-    return {name: _mean([client[name] for client in arrays], shares) for name in arrays[0]}
+    return {name: _mean([client[name] for client in arrays], weights) for name in arrays[0]}
 
 
-def _mean(values: list[NDArray[Any]], shares: NDArray[np.float64]) -> NDArray[Any]:
+def _mean(values: list[NDArray[Any]], weights: list[float]) -> NDArray[Any]:
     total = np.zeros(values[0].shape, dtype=np.float64)
     scaled = np.empty_like(total)
-    for value, share in zip(values, shares, strict=True):
-        if share > 0:
-            np.multiply(value, share, out=scaled)
+    for value, weight in zip(values, weights, strict=True):
+        if weight > 0:
+            np.multiply(value, weight, out=scaled, dtype=np.float64)
             total += scaled
+    total /= sum(weights)
     if np.issubdtype(values[0].dtype, np.integer):
         np.rint(total, out=total)
     return total.astype(values[0].dtype)
 
 
-def _shares(weights: Sequence[float], num_clients: int) -> NDArray[np.float64]:
-    values = np.asarray(weights, dtype=np.float64)
-    if num_clients == 0 or values.shape != (num_clients,):
+def _checked(weights: Sequence[float], num_clients: int) -> list[float]:
+    values = [float(weight) for weight in weights]
+    if num_clients == 0 or len(values) != num_clients:
         raise ValueError(f"one weight for each of at least one client, got {len(values)} for {num_clients} clients")
-    if not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"weights must be finite and >= 0, got {values.tolist()}")
-    if values.sum() == 0:
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise ValueError(f"weights must be finite and >= 0, got {values}")
+    if sum(values) == 0:
         raise ValueError("weights must not all be 0; for a plain mean give every client the weight 1")
-    return values / values.sum()
+    return values
 
 
 def _check_alike(first: Arrays, client: Arrays, index: int) -> None:
