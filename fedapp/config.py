@@ -302,3 +302,28 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Every setting of a run: the keys of ``[tool.flwr.app.config]``."""
+
+    method: str = setting("fedsaf", "the method; `fedapp methods` lists them")
+    method_params: str = setting("", 'the method\'s own settings, as "alignment=gcsa proto-weight=10"')
+    num_server_rounds: int = setting(10, "communication rounds; 0 only evaluates the initial models", low=0)
+    seed: int = setting(0, "seed of weights, batches and sampling", low=0)
+    models: str = setting("small4", "a model group, or names separated by commas; `fedapp models` lists them")
+    model_assignment: str = setting(
+        "cyclic", "who gets which: cyclic, or list = client i the i-th name", choices=("cyclic", "list")
+    )
+    feature_dim: int = setting(512, "width of the features (d) that models share", low=1)
+    shared_init: bool = setting(False, "clients of one architecture start from the same weights (as HtFLlib)")
+    plugins: str = setting("", "modules of your own, separated by commas, imported on server and clients")
+    out: str = setting("fedapp-runs", "folder for results; relative = to the directory you run from")
+    run_name: str = setting("", "name of the results folder; empty = made of method, data set, seed and time")
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    training: TrainingSettings = dataclasses.field(default_factory=TrainingSettings)
+    server: ServerSettings = dataclasses.field(default_factory=ServerSettings)
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -62,7 +62,7 @@ class ClientMemory:
     """
 
     def __init__(self, root: str | Path, run: str, client: str) -> None:
-        self.folder = Path(root) / safe_name(run, "run name") / safe_name(client, "client id")
+        self.folder = Path(root) / safe_name(run, "run name") / "clients" / safe_name(client, "client id")
 
     def rounds(self) -> list[int]:
         """Return the rounds that are kept, oldest first."""

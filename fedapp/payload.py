@@ -36,6 +36,8 @@ class Instruction:
         round: Current round, from 1 (0: evaluation before any training).
         num_rounds: Rounds of the run, for schedules.
         seed: Seed of the run; every random stream of a client derives from (seed, round, client).
+        base: The user's directory, for relative paths in a simulation; real devices ignore it.
+        memory: Folder where clients of a simulation keep their memory; real devices choose their own.
         downlink: What the method sends.
     """
 
@@ -45,6 +47,8 @@ class Instruction:
     round: int = 1
     num_rounds: int = 1
     seed: int = 0
+    base: str = ""
+    memory: str = ""
     downlink: Downlink = field(default_factory=Downlink)
 
 

@@ -121,7 +121,8 @@ def _download(repository: Repository, data_root: str) -> Mapping[str, datasets.D
         raise SettingError(
             f"data set {repository.name} was found neither in {tried} nor on the hub as {repository.id} "
             f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); "
-            f"put train.parquet and test.parquet into <data-root>/{repository.id} and set data-root, or allow access to the hub"
+            f"put train.parquet and test.parquet into <data-root>/{repository.id} and set data-root, "
+            "or allow access to the hub"
         ) from error
     return loaded
 

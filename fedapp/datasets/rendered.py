@@ -98,7 +98,7 @@ def _compose(digits: Ints, shapes: Floats, rng: np.random.RandomState) -> Bytes:
     ink, paper = _colours(batch, rng)
     turn = _turns(batch, rng)
     shift = rng.uniform(-2.5, 2.5, size=(batch, 2))
-    side = rng.choice([-1, 1], size=batch) * rng.uniform(17.5, 22, size=batch)
+    side = rng.choice([-1, 1], size=batch) * rng.uniform(18.5, 23, size=batch)
     beside = shift + np.stack([rng.uniform(-3, 3, size=batch), side], axis=1)
     distractor = _warp(shapes[rows, rng.randint(10, size=batch)], turn, beside)
     distractor *= (rng.uniform(size=batch) < 0.6)[:, None, None]

@@ -1,4 +1,4 @@
-"""What the alignment losses share: rows in full precision, normalised, centred, checked; never a NaN gradient.
+"""What alignment and prototypes share: rows in full precision, normalised, centred, checked; never a NaN gradient.
 
 The two operators that touch whole batches have their gradient written out: it halves their cost, which is paid in
 every training step, and leaves no 0 * inf to guard against. They can be differentiated once, not twice.
@@ -104,4 +104,11 @@ def check_same_shape(p: Tensor, q: Tensor, name: str) -> None:
         raise ValueError(
             f"{name} compares coordinates: p and q must both be (n, d), got {tuple(p.shape)} and {tuple(q.shape)}; "
             "gcsa and rcsa accept feature dimensions that differ"
+        )
+
+
+def check_labelled(features: Tensor, labels: Tensor) -> None:
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"features (n, d) and labels (n,) must agree in n, got {tuple(features.shape)} and {tuple(labels.shape)}"
         )

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from ._rows import centred_gram, check_rows, check_same_rows, check_same_shape, full_precision, unit_rows, upcast, zero
+from ._rows import (
+    centred_gram,
+    check_labelled,
+    check_rows,
+    check_same_rows,
+    check_same_shape,
+    full_precision,
+    unit_rows,
+    upcast,
+    zero,
+)
 from .prototypes import batch_prototypes
 
 if TYPE_CHECKING:
@@ -74,7 +84,7 @@ def structure_rdm(p: Float[Tensor, "n d"]) -> Float[Tensor, " m"]:
         # Centring leaves distances alone and makes the Gram identity cancel less; torch.cdist has no gradient at 0.
         gram = centred_gram(unit_rows(upcast(p)))
         squares = gram.diagonal()
-        distances = squares.unsqueeze(1) + squares - 2 * gram
+        distances = torch.sub(squares.unsqueeze(1) + squares, gram, alpha=2)
         row, column = torch.triu_indices(len(p), len(p), offset=1, device=p.device).unbind()
         return distances.flatten().index_select(0, row * len(p) + column).clamp(min=0)
 
@@ -331,6 +341,7 @@ def two_level(
         raise ValueError(
             f"prototypes (C, d) and known (C,) must agree in C, got {tuple(prototypes.shape)} and {tuple(known.shape)}"
         )
+    check_labelled(features, labels)
     kept = known[labels].nonzero().flatten()
     if len(kept) < len(labels):
         features, labels = features.index_select(0, kept), labels[kept]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 import torch
 
+from ._rows import check_labelled, full_precision, upcast
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -39,7 +41,7 @@ def class_sums(
         >>> sums.flatten().tolist(), counts.tolist()
         ([3.0, 0.0, 5.0], [2, 0, 1])
     """
-    _check_labelled(features, labels)
+    check_labelled(features, labels)
     sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64, device=features.device)
     return sums.index_add(0, labels, features.double()), torch.bincount(labels, minlength=num_classes)
 
@@ -90,8 +92,8 @@ def batch_prototypes(
         >>> prototypes.flatten().tolist(), classes.tolist()
         ([5.0, 1.5], [2, 4])
     """
-    _check_labelled(features, labels)
-    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    check_labelled(features, labels)
+    features = upcast(features)
     classes, position, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     sums = features.new_zeros(len(classes), features.shape[1]).index_add(0, position, features)
     return sums / counts.unsqueeze(1), classes
@@ -126,7 +128,7 @@ def nearest_prototype(
     classes = known.nonzero().flatten()
     if len(classes) == 0:
         raise ValueError("known must mark at least one class, got none; classify with the head before the first round")
-    with torch.autocast(device_type=features.device.type, enabled=False):
+    with full_precision(features):
         dtype = torch.promote_types(torch.promote_types(features.dtype, prototypes.dtype), torch.float32)
         rows, centres = features.detach().to(dtype), prototypes.detach()[classes].to(dtype)
         # The squared norm of the feature is the same for all classes and left out.
@@ -274,10 +276,3 @@ def dense(
     dense_counts = np.zeros(num_classes, dtype=np.int64)
     means[classes], dense_counts[classes] = rows, counts
     return means, dense_counts
-
-
-def _check_labelled(features: Tensor, labels: Tensor) -> None:
-    if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise ValueError(
-            f"features (n, d) and labels (n,) must agree in n, got {tuple(features.shape)} and {tuple(labels.shape)}"
-        )

@@ -74,6 +74,8 @@ class PayloadStrategy(Strategy):
         settings: Participation, thresholds and deadlines.
         run: Name of the run, which keys what clients keep; drawn at random if empty.
         seed: Seed of the run.
+        base: The user's directory, for clients of a simulation that are given relative paths.
+        memory: Folder where clients of a simulation keep their memory; devices choose their own.
         build: Builds a model on the server from a client's description and an architecture's name ("" = the
             client's own); needed by methods with a server model unless ``initial_arrays`` are given to `start`.
         observers: Called at the start, after every round and at the end.
@@ -90,6 +92,8 @@ class PayloadStrategy(Strategy):
         *,
         run: str = "",
         seed: int = 0,
+        base: str = "",
+        memory: str = "",
         build: Callable[[ClientInfo, str], Any] | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -97,6 +101,8 @@ class PayloadStrategy(Strategy):
         self.settings = settings or ServerSettings()
         self.run = run or f"{self.name}-{uuid4().hex[:12]}"
         self.seed = seed
+        self.base = base
+        self.memory = memory
         self.build = build
         self.observers = list(observers)
         self.roster = Roster()
@@ -278,9 +284,9 @@ class PayloadStrategy(Strategy):
         return next(iter(self.clients.values()))
 
     def _hello(self, *, digest: bool = False) -> Instruction:
-        downlink = Downlink(settings={"digest": digest})
-        params = join_pairs(flatten(self.params))
-        return Instruction(self.name, params, self.run, self.num_rounds, self.num_rounds, self.seed, downlink)
+        rounds = self.num_rounds
+        params, downlink = join_pairs(flatten(self.params)), Downlink(settings={"digest": digest})
+        return Instruction(self.name, params, self.run, rounds, rounds, self.seed, self.base, self.memory, downlink)
 
     def _meet(self, grid: Grid) -> None:
         if not self._began:

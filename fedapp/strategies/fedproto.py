@@ -40,8 +40,8 @@ class FedProtoUpdate(PrototypeUpdate):
         if self.prototypes is None or not self.params.proto_weight:
             return loss
         squares = (z.float() - self.prototypes[y]).square() * self.known[y][:, None]
-        loss = loss + self.params.proto_weight * squares.mean()
-        return loss
+        weight: float = self.params.proto_weight
+        return loss + weight * squares.mean()
 
 
 class FedProto(PrototypeStrategy):

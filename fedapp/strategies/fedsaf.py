@@ -69,13 +69,12 @@ class FedSAFUpdate(PrototypeUpdate):
         self.observe(z, y)
         loss: Tensor = F.cross_entropy(logits, y)
         self.steps += 1
-        weights = (self.params.proto_weight, self.params.inst_weight)
+        weights: tuple[float, float] = (self.params.proto_weight, self.params.inst_weight)
         if self.prototypes is None or weights == (0, 0):
             return loss
         level = two_level(z, y, self.prototypes, self.known, self.alignment)
         self.tally += torch.stack([value.detach().float() for value in level])
-        loss = loss + weights[0] * level.proto + weights[1] * level.inst
-        return loss
+        return loss + weights[0] * level.proto + weights[1] * level.inst
 
     def end(self, samples: LabelledSamples) -> Arrays:
         """Report both losses and the share of batches in which each level was active; upload prototypes."""

@@ -1,0 +1,68 @@
+"""The ClientApp: a Flower context -> this node's data, model and settings. The rest is ``node``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from flwr.app import Context
+from torch import nn
+
+from fedapp import datasets, models, node, plugins
+from fedapp.config import RunConfig, SettingError, parse
+from fedapp.paths import existing_folder
+
+
+@lru_cache(maxsize=32)
+def _config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+    return parse(RunConfig, dict(items))
+
+
+def load(context: Context) -> node.Setup:
+    """Return the data and the model of the node that ``context`` describes.
+
+    The run config says what everybody gets; ``partition-id`` and ``num-partitions`` of the node config say which part
+    this node holds; ``model`` in the node config overrides the assignment.
+    """
+    config = _config(tuple(sorted(context.run_config.items())))
+    plugins.load(config.plugins)
+    index, count = _position(context)
+    data = datasets.load_node(
+        replace(config.data, data_root=existing_folder(config.data.data_root, "data-root")), index, count
+    )
+    name = str(context.node_config.get("model") or models.assign(config.models, config.model_assignment, index, count))
+
+    def build(architecture: str = name) -> nn.Module:
+        return models.build(
+            architecture, num_classes=data.num_classes, input_shape=data.input_shape, feature_dim=config.feature_dim
+        )
+
+    return node.Setup(
+        client=node.client_id(context),
+        model=build,
+        train=data.train,
+        test=data.test,
+        num_classes=data.num_classes,
+        model_name=name,
+        model_key=(name, data.num_classes, data.input_shape, config.feature_dim),
+        companion=build,
+        training=config.training,
+        domain=data.domain or "",
+        shared_init=config.shared_init,
+    )
+
+
+def _position(context: Context) -> tuple[int, int]:
+    try:
+        index, count = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    except KeyError as missing:
+        raise SettingError(
+            f"node-config lacks {missing}: start the SuperNode with --node-config 'partition-id=0 num-partitions=2'"
+        ) from None
+    if not 0 <= index < count:
+        raise SettingError(f"partition-id must be in [0, num-partitions), got {index} of {count}")
+    return index, count
+
+
+app = node.client_app(load)

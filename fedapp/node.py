@@ -1,0 +1,236 @@
+"""What a node does with a message: say who it is, train, evaluate. Used by our ClientApp and by other people's.
+
+A project of one's own writes one function ``load(context) -> Setup`` (its data and its model) and gets a complete
+Flower ClientApp from :func:`client_app`; every method of fedapp then runs on it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedapp import paths
+from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
+from fedapp.config import TrainingSettings, lookup, parse, split_pairs
+from fedapp.memory import ClientMemory, digest
+from fedapp.payload import ClientInfo, Instruction, Uplink, layout
+from fedapp.seeds import derive
+from fedapp.strategies import METHODS
+from fedapp.wire import pack_info, pack_uplink, unpack_instruction
+
+MODEL, STATE = "model/", "state/"
+_CACHE_SIZE = 16
+_skeletons: dict[Hashable, Any] = {}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a node brings: who it is, its data and its model.
+
+    Attributes:
+        client: Stable id; letters, digits, '.', '_' and '-'.
+        model: Builds the model, an ``nn.Module`` with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``.
+        train: Training samples, with tensors ``x`` (N, ...) and ``y`` (N,).
+        test: Test samples, likewise; may be empty.
+        num_classes: Classes of the task, C: of all clients together, not only of this one.
+        model_name: Name of the architecture.
+        model_key: If not None, the built model is kept in this process under this key and reused for other clients
+            with the same key, their weights loaded into it.
+        companion: Builds an auxiliary model by name, for methods that need one.
+        training: The common training settings.
+        domain: Name of the domain, "" if there is none.
+        shared_init: True if clients of one architecture start from the same weights.
+        memory: Folder for what this node keeps between rounds; ``~/.fedapp`` if None.
+    """
+
+    client: str
+    model: Callable[[], nn.Module]
+    train: LabelledSamples
+    test: LabelledSamples
+    num_classes: int
+    model_name: str = "model"
+    model_key: Hashable = None
+    companion: Callable[[str], nn.Module] | None = None
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    domain: str = ""
+    shared_init: bool = False
+    memory: Path | None = None
+
+
+def client_app(load: Callable[[Context], Setup]) -> ClientApp:
+    """Return a Flower ClientApp on which every method of fedapp runs.
+
+    Args:
+        load: Returns the node's data and model for a Flower context; called for every message, so let it cache.
+    """
+    app = ClientApp()
+
+    def ready(message: Message, context: Context) -> tuple[Instruction, Setup]:
+        instruction = unpack_instruction(message.content)
+        if simulated(context):
+            paths.set_base(instruction.base)
+        return instruction, _placed(load(context), instruction, context)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        try:
+            info = introduce(*ready(message, context))
+        except Exception as error:  # the server reports it under this client's name
+            info = ClientInfo(client_id(context), error=f"{type(error).__name__}: {error}")
+        announced = int(context.node_config.get("num-partitions", 0))
+        return Message(pack_info(replace(info, num_clients=announced)), reply_to=message)
+
+    @app.train()
+    def train_message(message: Message, context: Context) -> Message:
+        started = time.perf_counter()
+        instruction, setup = ready(message, context)
+        uplink = train(instruction, setup, load_seconds=time.perf_counter() - started)
+        return Message(pack_uplink(uplink), reply_to=message)
+
+    @app.evaluate()
+    def evaluate_message(message: Message, context: Context) -> Message:
+        return Message(pack_uplink(evaluate(*ready(message, context))), reply_to=message)
+
+    return app
+
+
+def client_id(context: Context) -> str:
+    """Return the stable id of the node of a context: node-config "client-id", else "partition-id".
+
+    Raises:
+        ValueError: If the node has neither: Flower's node id changes from run to run and cannot serve.
+    """
+    for key in ("client-id", "partition-id"):
+        if key in context.node_config:
+            return str(context.node_config[key])
+    raise ValueError(
+        "this node has no stable name; start it with --node-config 'client-id=\"my-device\"' (or partition-id=0)"
+    )
+
+
+def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> Uplink:
+    """Train one round, keep the result in the client's memory, and return the uplink."""
+    started = time.perf_counter()
+    with _random_streams(instruction, setup, "train"):
+        update, memory = _update(instruction, setup, before=instruction.round)
+        loaded = time.perf_counter()
+        uplink = update.train(instruction.downlink, setup.train)
+        trained = time.perf_counter()
+        memory.save(instruction.round, _kept(update))
+    seconds = {
+        "load-seconds": load_seconds + loaded - started,
+        "train-seconds": trained - loaded,
+        "save-seconds": time.perf_counter() - trained,
+    }
+    return replace(uplink, metrics={**uplink.metrics, **seconds})
+
+
+def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
+    """Evaluate the client's model, as of this round, on its test samples."""
+    started = time.perf_counter()
+    with _random_streams(instruction, setup, "evaluate"):
+        update, _ = _update(instruction, setup, before=instruction.round + 1)
+        uplink = update.evaluate(instruction.downlink, setup.test)
+    return replace(uplink, metrics={**uplink.metrics, "evaluate-seconds": time.perf_counter() - started})
+
+
+def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
+    """Say who this client is: sizes, layouts of its model and head, and its model's digest where asked for."""
+    with _random_streams(instruction, setup, "introduce"):
+        update, _ = _update(instruction, setup, before=instruction.round + 1)
+        model = update.model
+        model.eval()
+        example = setup.train.x[:1].to(update.local.device)
+        with torch.no_grad():
+            features = model.features(example)
+    return ClientInfo(
+        client=setup.client,
+        model=setup.model_name,
+        num_classes=setup.num_classes,
+        feature_dim=int(features.shape[1]),
+        input_shape=tuple(example.shape[1:]),
+        num_examples=len(setup.train.y),
+        num_test=len(setup.test.y),
+        domain=setup.domain,
+        model_layout=layout(arrays_of(model)),
+        head_layout=layout(arrays_of(model.head)) if isinstance(model.head, nn.Module) else "",
+        digest=digest(model.state_dict()) if instruction.downlink.settings.get("digest") else "",
+    )
+
+
+def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[ClientUpdate, ClientMemory]:
+    """Build the client's half of the method on the model as it was kept before round ``before``."""
+    torch.set_num_threads(setup.training.torch_threads)
+    method = lookup(METHODS, instruction.method, "method")
+    params = parse(method.strategy.params_type, split_pairs(instruction.params), what=f"{method.name} parameter")
+    memory = ClientMemory(setup.memory or Path.home() / ".fedapp", instruction.run, setup.client)
+    kept = memory.load(before=before)
+    local = Local(
+        client=setup.client,
+        model=_model(setup, instruction.seed, kept),
+        num_classes=setup.num_classes,
+        training=setup.training,
+        round=instruction.round,
+        num_rounds=instruction.num_rounds,
+        seed=instruction.seed,
+        build=setup.companion,
+        state={name.removeprefix(STATE): tensor for name, tensor in (kept or {}).items() if name.startswith(STATE)},
+    )
+    return method.update(params, local), memory
+
+
+def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
+    """Return the client's model with the weights kept, or with the client's own first weights."""
+    model = _skeletons.get(setup.model_key) if kept is not None and setup.model_key is not None else None
+    if model is None:
+        torch.manual_seed(derive(seed, "init", setup.model_name if setup.shared_init else setup.client))
+        model = setup.model()
+        if setup.model_key is not None:
+            while len(_skeletons) >= _CACHE_SIZE and setup.model_key not in _skeletons:
+                _skeletons.pop(next(iter(_skeletons)))
+            _skeletons[setup.model_key] = model
+    if kept is not None:
+        weights = {name.removeprefix(MODEL): tensor for name, tensor in kept.items() if name.startswith(MODEL)}
+        model.load_state_dict(weights)
+        model.zero_grad(set_to_none=True)
+    return model
+
+
+def _kept(update: ClientUpdate) -> dict[str, Tensor]:
+    model = {MODEL + name: tensor for name, tensor in update.model.state_dict().items()}
+    return {**model, **{STATE + name: tensor for name, tensor in update.local.state.items()}}
+
+
+@contextmanager
+def _random_streams(instruction: Instruction, setup: Setup, purpose: str) -> Iterator[None]:
+    """Seed torch for one message from (seed, round, client, purpose), and give the process its stream back."""
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(instruction.seed, instruction.round, setup.client, purpose))
+        yield
+
+
+def _placed(setup: Setup, instruction: Instruction, context: Context) -> Setup:
+    """Decide where the client keeps its memory: node-config, the setup, the simulation's folder, the home folder."""
+    if "state-dir" in context.node_config:
+        return replace(setup, memory=Path(str(context.node_config["state-dir"])))
+    if setup.memory is None and instruction.memory and simulated(context):
+        return replace(setup, memory=Path(instruction.memory))
+    return setup
+
+
+def simulated(context: Context) -> bool:
+    """Return whether this client runs in a simulation on the server's own machine."""
+    if context.node_config.get("local-engine"):
+        return True
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized())

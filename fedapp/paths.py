@@ -1,0 +1,75 @@
+"""Relative paths mean the user's directory, not the daemon's.
+
+Flower's local SuperLink is a daemon that outlives the command which started it, so the working directory of the
+ServerApp is wherever the first ``flwr run`` ever happened. The directory of the ``flwr run`` that waits for this run
+is found among the user's processes instead; where that cannot be told, the home directory stands in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedapp.config import SettingError
+
+_base: Path | None = None
+
+
+def set_base(folder: str) -> None:
+    """Let relative paths mean ``folder`` in this process; an empty text changes nothing."""
+    global _base
+    if folder:
+        _base = Path(folder)
+
+
+def base() -> Path:
+    """Return the directory that relative paths mean."""
+    return _base or Path.cwd()
+
+
+def resolve(path: str) -> str:
+    """Return ``path`` made absolute: ``~`` is the home directory, relative is to :func:`base`; "" stays.
+
+    Example:
+        >>> resolve("")
+        ''
+    """
+    return str((base() / Path(path).expanduser()).resolve()) if path else ""
+
+
+def directory_of_user() -> str:
+    """Return the directory of the one ``flwr run`` that this user has running, else the home directory."""
+    found = {folder for pid in _processes() if (folder := _directory_if_flwr_run(pid))}
+    return found.pop() if len(found) == 1 else str(Path.home())
+
+
+def _processes() -> list[Path]:
+    try:
+        return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    except OSError:  # not Linux
+        return []
+
+
+def _directory_if_flwr_run(process: Path) -> str:
+    try:
+        if process.stat().st_uid != os.getuid():
+            return ""
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        names = [Path(word).name for word in words[:3]]
+        if "flwr" not in names or words[names.index("flwr") + 1 :][:1] != ["run"]:
+            return ""
+        return str((process / "cwd").readlink())
+    except (OSError, AttributeError, IndexError):  # gone by now, or another user's
+        return ""
+
+
+def existing_folder(path: str, setting: str) -> str:
+    """Return ``path`` resolved.
+
+    Raises:
+        SettingError: If it is given but no folder is there.
+    """
+    resolved = resolve(path)
+    if resolved and not Path(resolved).is_dir():
+        raise SettingError(f"{setting} = {path!r} is not a folder ({resolved}); give the folder's absolute path")
+    return resolved

@@ -1,0 +1,280 @@
+"""A run's results as it goes: config.yaml, rounds.jsonl, clients.csv, summary.json. An observer of a strategy."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import json
+import math
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedapp.config import RunConfig, SettingError, flatten
+from fedapp.functional import metrics
+from fedapp.memory import safe_name
+from fedapp.payload import ClientInfo
+from fedapp.strategies.base import PayloadStrategy
+from fedapp.strategies.records import HEADLINE, Reply, RoundRecord, weighted_metrics
+
+COLUMNS = (
+    "round", "client", "domain", "model", "trained", "train_examples", "train_loss", "test_examples", "accuracy",
+    "test_loss", "payload_down", "payload_up", "header_down", "header_up", "evaluate_payload_down",
+    "evaluate_payload_up", "load_seconds", "train_seconds", "save_seconds", "evaluate_seconds", "failure",
+)  # fmt: skip
+PACKAGES = ("fedapp", "flwr", "torch", "torchvision", "numpy", "ray", "datasets", "scikit-learn")
+
+
+class Recorder:
+    """Results of one run in ``<out>/<run-name>/``; an existing folder is never written to.
+
+    Args:
+        config: The run's settings, with an absolute ``out``.
+
+    Raises:
+        SettingError: If the folder of a given run name exists already.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.name, self.folder = _new_folder(config)
+        self.clients: dict[str, ClientInfo] = {}
+        self.rounds: list[dict[str, Any]] = []
+        self.failures: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self._started = time.perf_counter()
+
+    # ---- the observer ----------------------------------------------------------------------------
+
+    def on_start(self, strategy: PayloadStrategy) -> None:
+        """Write the resolved settings and open the tables."""
+        self.clients = dict(strategy.clients)
+        described = {
+            "run": self.name,
+            "settings": flatten(self.config),
+            "method-params": flatten(strategy.params),
+            "versions": _versions(),
+            "clients": {client: _described(info) for client, info in self.clients.items()},
+        }
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+        self._add_failures(0, strategy.roster.failures)
+        with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow(COLUMNS)
+
+    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
+        """Append one line to rounds.jsonl and one row a client to clients.csv."""
+        self.clients.update(strategy.clients)
+        self._add_failures(record.round, record.failures)
+        line = self._round_line(record)
+        self.rounds.append(line)
+        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        with (self.folder / "clients.csv").open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(self._rows(record))
+
+    def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
+        """Write summary.json."""
+        self.summary = self._summarise(digests)
+        text = json.dumps(self.summary, indent=2, allow_nan=False)
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+
+    def headline(self) -> str:
+        """Return the run's outcome in two or three lines."""
+        accuracy = self.summary.get("accuracy", {})
+        if not accuracy or accuracy["last"] is None:
+            return f"{self.config.method}: nothing was evaluated"
+        worst = self.summary["clients"]
+        lines = [
+            f"{self.config.method}: accuracy (by samples) best {accuracy['best']:.4f}, last {accuracy['last']:.4f}, "
+            f"mean of the last ten {accuracy['last_ten']:.4f}",
+            f"by client: mean {worst['mean']:.4f}, std {worst['std']:.4f}, worst {worst['worst']:.4f} "
+            f"(client {worst['worst_client']})",
+        ]
+        if self.failures:
+            first = self.failures[0]
+            lines.append(
+                f"{len(self.failures)} failures; first: client {first['client']}, round {first['round']}: "
+                f"{first['kind']}: {first['reason']}"
+            )
+        return "\n".join(lines)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _add_failures(self, number: int, failures: Sequence[Any]) -> None:
+        self.failures.extend({"round": number, **vars(failure)} for failure in failures)
+
+    def _round_line(self, record: RoundRecord) -> dict[str, Any]:
+        traffic: dict[str, int] = defaultdict(int)
+        for (phase, _), flow in record.traffic.items():
+            for name, count in vars(flow).items():
+                traffic[name if phase == "train" else f"evaluate_{name}"] += count
+        return {
+            "round": record.round,
+            "aggregated": record.aggregated,
+            "trained": [reply.client for reply in record.trained],
+            "evaluated": [reply.client for reply in record.evaluated],
+            "train": _plain(weighted_metrics(record.trained)),
+            "evaluate": _plain(weighted_metrics(record.evaluated)),
+            **self._spread(record.evaluated),
+            "bytes": dict(traffic),
+            "seconds": record.seconds,
+            "client_seconds": _totals(record),
+            "failures": len(record.failures),
+        }
+
+    def _spread(self, replies: list[Reply]) -> dict[str, Any]:
+        """Return the headline accuracy over samples, over clients and over domains."""
+        counts = np.array([reply.num_examples for reply in replies], dtype=np.int64)
+        shares = [reply.metrics.get(HEADLINE, 0.0) for reply in replies]
+        correct = np.array([round(share * count) for share, count in zip(shares, counts, strict=True)], dtype=np.int64)
+        domains = [self.clients[reply.client].domain or "all" for reply in replies]
+        by_domain = metrics.by_domain(correct, counts, domains)
+        tested = [index for index, count in enumerate(counts) if count]
+        worst = min(tested, key=lambda index: (shares[index], index), default=None)
+        return {
+            "accuracy": _number(metrics.pooled_accuracy(correct, counts)),
+            "client_mean": _number(metrics.client_mean(correct, counts)),
+            "client_std": _number(metrics.client_std(correct, counts)),
+            "client_worst": _number(metrics.client_worst(correct, counts)),
+            "worst_client": None if worst is None else replies[worst].client,
+            "domains": {str(name): _number(value) for name, value in by_domain.items()},
+        }
+
+    def _rows(self, record: RoundRecord) -> list[list[Any]]:
+        trained = {reply.client: reply for reply in record.trained}
+        evaluated = {reply.client: reply for reply in record.evaluated}
+        failed = {failure.client: f"{failure.kind}: {failure.reason}" for failure in record.failures}
+        rows = []
+        for client, info in self.clients.items():
+            flows = {phase: vars(flow) for (phase, who), flow in record.traffic.items() if who == client}
+            if not flows:
+                continue
+            train, test = trained.get(client), evaluated.get(client)
+            values = {
+                "round": record.round,
+                "client": client,
+                "domain": info.domain,
+                "model": info.model,
+                "trained": int(train is not None),
+                "train_examples": train.num_examples if train else "",
+                "train_loss": train.metrics.get("loss") if train else "",
+                "test_examples": test.num_examples if test else "",
+                "accuracy": test.metrics.get(HEADLINE, "") if test else "",
+                "test_loss": test.metrics.get("loss", "") if test else "",
+                **flows.get("train", {}),
+                **{f"evaluate_{name}": count for name, count in flows.get("evaluate", {}).items()},
+                **{
+                    f"{name}_seconds": train.metrics.get(f"{name}-seconds")
+                    for name in ("load", "train", "save")
+                    if train
+                },
+                "evaluate_seconds": test.metrics.get("evaluate-seconds") if test else "",
+                "failure": failed.get(client, ""),
+            }
+            rows.append([values.get(column, "") for column in COLUMNS])
+        return rows
+
+    def _summarise(self, digests: Mapping[str, str]) -> dict[str, Any]:
+        evaluated = [line for line in self.rounds if line["accuracy"] is not None]
+        last = evaluated[-1] if evaluated else self._spread([])
+        seconds: dict[str, float] = defaultdict(float)
+        traffic: dict[str, int] = defaultdict(int)
+        for line in self.rounds:
+            for name, value in line["seconds"].items():
+                seconds[name] += value
+            for name, value in line["bytes"].items():
+                traffic[name] += value
+        return {
+            "run": self.name,
+            "method": self.config.method,
+            "seed": self.config.seed,
+            "rounds": self.rounds[-1]["round"] if self.rounds else 0,
+            "num_clients": len(self.clients),
+            "accuracy": _best_last_tail([line["accuracy"] for line in evaluated]),
+            "client_mean_accuracy": _best_last_tail([line["client_mean"] for line in evaluated]),
+            "clients": {
+                "mean": last["client_mean"],
+                "std": last["client_std"],
+                "worst": last["client_worst"],
+                "worst_client": last["worst_client"],
+            },
+            "domains": {
+                name: _best_last_tail([line["domains"].get(name) for line in evaluated]) for name in last["domains"]
+            },
+            "bytes": dict(traffic),
+            "seconds": {**seconds, "run": time.perf_counter() - self._started},
+            "failures": self.failures,
+            "model_sha256": dict(digests),
+        }
+
+
+def _new_folder(config: RunConfig) -> tuple[str, Path]:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = config.run_name or f"{config.method}-{config.data.dataset}-s{config.seed}-{stamp}"
+    root = Path(config.out)
+    for attempt in range(1000):
+        name = safe_name(base if attempt == 0 else f"{base}-{attempt + 1}", "run-name")
+        try:
+            (root / name).mkdir(parents=True, exist_ok=False)
+            return name, root / name
+        except FileExistsError:
+            if config.run_name:
+                raise SettingError(
+                    f"{root / name} exists already and is not overwritten; choose another run-name, or move it away"
+                ) from None
+        except OSError as error:
+            raise SettingError(
+                f"results cannot be written to {root}: {error}; set another folder with `out`"
+            ) from error
+    raise SettingError(f"{root} holds a thousand runs named {base}; set run-name")
+
+
+def _described(info: ClientInfo) -> dict[str, Any]:
+    return {
+        "model": info.model,
+        "domain": info.domain,
+        "train-examples": info.num_examples,
+        "test-examples": info.num_test,
+        "feature-dim": info.feature_dim,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _totals(record: RoundRecord) -> dict[str, float]:
+    """Sum the clients' own seconds, by what they were spent on."""
+    totals: dict[str, float] = defaultdict(float)
+    for reply in (*record.trained, *record.evaluated):
+        for name, value in reply.metrics.items():
+            if name.endswith("-seconds"):
+                totals[name.removesuffix("-seconds")] += value
+    return dict(totals)
+
+
+def _number(value: float | None) -> float | None:
+    """Return a value that strict JSON can hold: what was not measured is null."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in values.items() if not name.endswith("-seconds")}
+
+
+def _best_last_tail(values: Sequence[float | None]) -> dict[str, float | None]:
+    numbers = [math.nan if value is None else value for value in values] or [math.nan]
+    best, last, tail = metrics.best_last_tail(numbers)
+    return {"best": _number(best), "last": _number(last), "last_ten": _number(tail)}

@@ -1,0 +1,89 @@
+"""The ServerApp: run config -> strategy -> start -> results. Names no method."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from logging import ERROR, INFO
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedapp import models, paths, plugins
+from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs
+from fedapp.payload import ClientInfo
+from fedapp.recorder import Recorder
+from fedapp.seeds import derive
+from fedapp.strategies import METHODS, PayloadStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run one experiment and write its results."""
+    try:
+        run(grid, parse(RunConfig, context.run_config))
+    except SettingError as error:
+        log(ERROR, "fedapp cannot run: %s", error)
+        raise
+
+
+def run(grid: Grid, config: RunConfig, base: str = "") -> Recorder:
+    """Run one experiment.
+
+    Args:
+        grid: Flower's grid.
+        config: Every setting.
+        base: Directory that relative paths mean; found by itself if empty.
+
+    Returns:
+        The recorder, which knows where the results are.
+    """
+    paths.set_base(base or paths.directory_of_user())
+    plugins.load(config.plugins)
+    torch.set_num_threads(config.training.torch_threads)
+    models.resolve(config.models)
+    method = lookup(METHODS, config.method, "method")
+    params = parse(
+        method.strategy.params_type,
+        split_pairs(config.method_params),
+        what=f"{config.method} parameter (method-params)",
+    )
+    config = replace(config, out=paths.resolve(config.out))
+    recorder = Recorder(config)
+    strategy = method.strategy(
+        params,
+        config.server,
+        run=recorder.name,
+        seed=config.seed,
+        base=str(paths.base()),
+        memory=config.out,
+        build=_builder(config),
+        observers=[recorder],
+    )
+    strategy.start(grid, num_rounds=config.num_server_rounds)
+    _conclude(recorder, strategy)
+    return recorder
+
+
+def _builder(config: RunConfig) -> Any:
+    def build(client: ClientInfo, name: str) -> Any:
+        torch.manual_seed(derive(config.seed, "init", "server"))
+        shape: Any = client.input_shape
+        return models.build(
+            name or client.model, num_classes=client.num_classes, input_shape=shape, feature_dim=config.feature_dim
+        )
+
+    return build
+
+
+def _conclude(recorder: Recorder, strategy: PayloadStrategy) -> None:
+    log(INFO, "Results: %s", recorder.folder)
+    for line in recorder.headline().splitlines():
+        log(INFO, "%s", line)
+    if len(strategy.clients) == 2:
+        log(INFO, 'Two clients took part; for more: flwr run . --stream --federation-config "num-supernodes=10 '
+                  'client-resources-num-cpus=1"')  # fmt: skip
