@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def cache_folder() -> Path:
     """Return the cache folder: the variable FEDAPP_CACHE, or ~/.cache/fedapp."""
     chosen = os.environ.get("FEDAPP_CACHE")
-    return Path(chosen) if chosen else Path("~/.cache/fedapp").expanduser()
+    return Path(chosen or "~/.cache/fedapp").expanduser()
 
 
 def cached_arrays(name: str, build: Callable[[], Arrays]) -> Arrays:
