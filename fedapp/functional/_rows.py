@@ -1,6 +1,6 @@
 """What alignment and prototypes share: rows in full precision, normalised, centred, checked; never a NaN gradient.
 
-The two operators that touch whole batches have their gradient written out: it halves their cost, which is paid in
+The operators that touch whole batches have their gradient written out: it saves a quarter of a cost that is paid in
 every training step, and leaves no 0 * inf to guard against. They can be differentiated once, not twice.
 """
 
@@ -57,8 +57,34 @@ class _CentredGram(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         rows, collapsed = ctx.saved_tensors
-        pull: Tensor = (gradient + gradient.T).masked_fill_(collapsed, 0.0) @ rows
+        with full_precision(rows):  # backward() may be called inside autocast
+            pull: Tensor = (gradient + gradient.T).masked_fill_(collapsed, 0.0) @ rows
         return pull.sub_(pull.mean(dim=0))
+
+
+class _PairDistances(torch.autograd.Function):
+    """d_ij = K_ii + K_jj - 2 K_ij for i < j; backward: g_ij to K_ii and K_jj, -2 g_ij to K_ij."""
+
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor) -> Tensor:
+        n, squares = len(gram), gram.diagonal()
+        row, column = torch.triu_indices(n, n, offset=1, device=gram.device)
+        position = row.mul_(n).add_(column)
+        distances = torch.sub(squares.unsqueeze(1) + squares, gram, alpha=2).view(-1)[position].clamp_(min=0)
+        ctx.save_for_backward(position)
+        ctx.n = n
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (position,) = ctx.saved_tensors
+        upper = gradient.new_zeros(ctx.n * ctx.n)
+        upper[position] = gradient
+        upper = upper.view(ctx.n, ctx.n)
+        ends = upper.sum(dim=0) + upper.sum(dim=1)
+        upper.mul_(-2).diagonal().copy_(ends)
+        return upper
 
 
 def unit_rows(p: Tensor) -> Tensor:
@@ -71,6 +97,12 @@ def centred_gram(p: Tensor) -> Tensor:
     """Return the Gram matrix of the centred rows; exact zeros without gradient if what is left is rounding."""
     gram: Tensor = _CentredGram.apply(p)
     return gram
+
+
+def pair_distances(gram: Tensor) -> Tensor:
+    """Return the squared distances of the rows with this Gram matrix, strict upper triangle row by row."""
+    distances: Tensor = _PairDistances.apply(gram)
+    return distances
 
 
 def zero(p: Tensor, q: Tensor) -> Tensor:

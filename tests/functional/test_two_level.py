@@ -161,6 +161,18 @@ def test_autocast_and_bfloat16_features_are_computed_in_float32(alignment):
     assert features.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("alignment", EVERY)
+def test_a_backward_pass_inside_autocast_gives_the_same_bits(alignment):
+    labels, prototypes = torch.tensor([0, 1, 2, 0, 1, 2]), signed(3, 64, seed=1).float()
+    inside, outside = (signed(6, 64).float().requires_grad_() for _ in range(2))
+    level = two_level(outside, labels, prototypes, all_known(3), alignment)
+    (level.proto + level.inst).backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        level = two_level(inside, labels, prototypes, all_known(3), alignment)
+        (level.proto + level.inst).backward()
+    assert torch.equal(inside.grad, outside.grad)
+
+
 def test_structure_aligns_features_and_prototypes_of_different_dimension_and_coordinates_refuse():
     features, labels, prototypes = signed(6, 8), torch.tensor([0, 1, 2, 0, 1, 2]), signed(3, 5, seed=1)
     assert two_level(features, labels, prototypes, all_known(3), gcsa).inst.item() > 0
@@ -184,3 +196,6 @@ def test_shapes_that_do_not_fit_are_refused():
         two_level(torch.ones(2, 3), torch.tensor([0, 1]), torch.ones(4, 3), all_known(5), gcsa)
     with pytest.raises(ValueError, match=r"\(2, 3\) and \(3,\)"):
         two_level(torch.ones(2, 3), torch.tensor([0, 1, 2]), torch.ones(4, 3), all_known(4), gcsa)
+    some_known = torch.tensor([False, True, True, True])
+    with pytest.raises(ValueError, match=r"\(4, 3\) and \(3,\)"):
+        two_level(torch.ones(4, 3), torch.tensor([0, 1, 2]), torch.ones(4, 3), some_known, gcsa)
