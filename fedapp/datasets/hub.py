@@ -99,8 +99,8 @@ def _digest(files: Mapping[str, list[Path]]) -> str:
 def _read(files: Mapping[str, list[Path]]) -> dict[str, datasets.Dataset]:
     """Read local parquet files into memory; ``load_dataset`` would copy them into its cache first."""
     import datasets
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     splits = {}
     for split, paths in files.items():

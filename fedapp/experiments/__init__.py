@@ -1,0 +1,1 @@
+"""Experiments: several runs put side by side."""
