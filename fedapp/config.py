@@ -7,6 +7,7 @@ unknown key or a bad value with the value, the rule and the way out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import shlex
@@ -29,9 +30,10 @@ def closest(name: str, names: Iterable[str]) -> str:
         'valid names: fedavg, fedsaf; did you mean fedsaf?'
     """
     valid = sorted(names)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    lowered = {candidate.lower(): candidate for candidate in valid}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     listing = "valid names: " + ", ".join(valid)
-    return f"{listing}; did you mean {near[0]}?" if near else listing
+    return f"{listing}; did you mean {lowered[near[0]]}?" if near else listing
 
 
 def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
@@ -147,6 +149,9 @@ def _convert(key: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
         raise SettingError(f"{key} must be true or false, got {value!r}; {field.metadata['doc']}")
     if isinstance(value, bool):
         raise SettingError(f"{key} must be a number, got {value!r}; {field.metadata['doc']}")
+    if kind is int:
+        with contextlib.suppress(ValueError):  # exact, where float would round beyond 2**53
+            return int(text)
     try:
         number = float(text)
         if kind is int and number != int(number):
