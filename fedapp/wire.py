@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,11 @@ def unpack_info(content: RecordDict) -> ClientInfo:
     about = _about(content, "a node")
     try:
         shape = tuple(int(size) for size in str(about.pop("input_shape")).split("x") if size)
-        return ClientInfo(input_shape=shape, **about)
+        info = ClientInfo(input_shape=shape, **about)
+        for name, kind in get_type_hints(ClientInfo).items():
+            if name in about and type(about[name]) is not kind:
+                raise TypeError(f"{name} must be {kind.__name__}, got {about[name]!r}")
+        return info
     except (KeyError, TypeError, ValueError) as error:
         raise RejectedMessage(f"a node's answer does not say who it is: {error}") from None
 
@@ -123,8 +127,8 @@ def unpack_uplink(content: RecordDict, client: str, specs: Mapping[str, ArraySpe
     check_arrays(arrays, specs, sender)
     metrics: dict[str, Any] = dict(content.metric_records.get(METRICS, MetricRecord()))
     for name, value in metrics.items():
-        if not isinstance(value, int | float):
-            raise RejectedMessage(f"{sender}: metric {name} must be a number, got {value!r}")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise RejectedMessage(f"{sender}: metric {name} must be a finite number, got {value!r}")
     return Uplink(client, num_examples, arrays, metrics)
 
 
@@ -155,7 +159,7 @@ def check_arrays(arrays: Arrays, specs: Mapping[str, ArraySpec], sender: str) ->
 def payload_bytes(content: RecordDict) -> int:
     """Count the bytes of the arrays in a message: elements times element size, no headers."""
     return sum(
-        math.prod(array.shape) * _itemsize(array.dtype)
+        max(math.prod(array.shape), 0) * _itemsize(array.dtype)
         for record in content.array_records.values()
         for array in record.values()
     )
@@ -175,7 +179,7 @@ def header_bytes(content: RecordDict) -> int:
 def _itemsize(dtype: str) -> int:
     try:
         return np.dtype(dtype).itemsize
-    except TypeError:  # a foreign encoding; the message is going to be rejected
+    except (TypeError, ValueError, SyntaxError):  # a foreign encoding; the message is going to be rejected
         return 0
 
 
@@ -193,10 +197,17 @@ def _pack_arrays(arrays: Arrays) -> ArrayRecord:
 
 def _unpack_arrays(content: RecordDict, sender: str) -> dict[str, npt.NDArray[Any]]:
     record = content.array_records.get(ARRAYS, ArrayRecord())
+    return {name: _decoded(array, f"{sender}: {name}") for name, array in record.items()}
+
+
+def _decoded(array: Array, what: str) -> npt.NDArray[Any]:
     try:
-        return {name: array.numpy() for name, array in record.items()}
-    except (TypeError, ValueError, EOFError, OSError) as error:
-        raise RejectedMessage(f"{sender}: an array cannot be read: {error}") from None
+        decoded: Any = array.numpy()
+    except Exception as error:  # numpy's reader raises nearly anything on foreign bytes, MemoryError too
+        raise RejectedMessage(f"{what} cannot be read: {type(error).__name__}: {error}") from None
+    if not isinstance(decoded, np.ndarray) or (str(decoded.dtype), decoded.shape) != (array.dtype, tuple(array.shape)):
+        raise RejectedMessage(f"{what} is not what it says it is, {array.dtype} of shape {tuple(array.shape)}")
+    return decoded
 
 
 def _about(content: RecordDict, sender: str) -> dict[str, Any]:
