@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
@@ -63,6 +64,7 @@ class ClientMemory:
 
     def __init__(self, root: str | Path, run: str, client: str) -> None:
         self.folder = Path(root) / safe_name(run, "run name") / "clients" / safe_name(client, "client id")
+        self._unreadable: set[int] = set()
 
     def rounds(self) -> list[int]:
         """Return the rounds that are kept, oldest first."""
@@ -81,7 +83,7 @@ class ClientMemory:
                 with safe_open(self.folder / _FILE.format(number), framework="pt") as file:
                     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, OSError):
-                continue
+                self._unreadable.add(number)
         return None
 
     def save(self, round_number: int, state: Mapping[str, Tensor]) -> None:
@@ -108,10 +110,13 @@ class ClientMemory:
                 f"cannot keep {len(data) / 2**20:.1f} MiB of client state in {self.folder}: {reason}; "
                 'free space there, or set another folder (run setting "out", node-config "state-dir")'
             ) from error
+        self._unreadable.discard(round_number)
         self._prune(round_number)
 
     def _prune(self, newest: int) -> None:
-        kept = [number for number in self.rounds() if number <= newest][-KEPT_ROUNDS:]
+        kept = [number for number in self.rounds() if number <= newest and number not in self._unreadable][
+            -KEPT_ROUNDS:
+        ]
         for path in self.folder.iterdir():
             if path.name not in {_FILE.format(number) for number in kept}:
                 with contextlib.suppress(OSError):
@@ -124,7 +129,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
         hashed.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        hashed.update(tensor.numpy().tobytes())
+        hashed.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
     return hashed.hexdigest()
 
 
