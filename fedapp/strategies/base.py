@@ -174,8 +174,7 @@ class PayloadStrategy(Strategy):
         self.num_rounds = num_rounds
         if timeout is not None:
             self.settings = replace(self.settings, round_timeout=timeout)
-        if initial_arrays:
-            self.load_state({name: array.numpy() for name, array in initial_arrays.items()})
+        self._take(initial_arrays)
         self._meet(grid)
         self.summary()
         for observer in self.observers:
@@ -224,7 +223,9 @@ class PayloadStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return one message for each client that trains this round."""
+        """Return one message for each client that trains this round; ``arrays`` are the state to begin with."""
+        if not self._began:
+            self._take(arrays)
         self._meet(grid)
         if self.record.round != server_round:
             self.record = RoundRecord(server_round)
@@ -288,6 +289,17 @@ class PayloadStrategy(Strategy):
         params, downlink = join_pairs(flatten(self.params)), Downlink(settings={"digest": digest})
         return Instruction(self.name, params, self.run, rounds, rounds, self.seed, self.base, self.memory, downlink)
 
+    def _take(self, initial_arrays: ArrayRecord | None) -> None:
+        if not initial_arrays:
+            return
+        try:
+            self.load_state({name: array.numpy() for name, array in initial_arrays.items()})
+        except KeyError as missing:
+            raise SettingError(
+                f"initial_arrays lack {missing}, which is part of the state of {self.name}; pass what an earlier run "
+                "returned as result.arrays, or an empty ArrayRecord()"
+            ) from None
+
     def _meet(self, grid: Grid) -> None:
         if not self._began:
             self.roster.gather(grid, self._hello(), self.settings)
@@ -322,13 +334,15 @@ class PayloadStrategy(Strategy):
     def _messages(self, chosen: list[str], server_round: int, phase: str, config: ConfigRecord) -> list[Message]:
         make = self.downlink if phase == TRAIN else self.evaluate_downlink
         kind = MessageType.TRAIN if phase == TRAIN else MessageType.EVALUATE
+        # Flower's own loop does not say how many rounds there will be; schedules need at least the current one.
+        about = replace(self._hello(), round=server_round, num_rounds=max(self.num_rounds, server_round))
         messages: list[Message] = []
         packed: Packed = {}
         for client in chosen:
             downlink = make(self.clients[client])
             if config:
                 downlink = replace(downlink, settings={**downlink.settings, **_scalars(config)})
-            content = pack_instruction(replace(self._hello(), round=server_round, downlink=downlink), packed)
+            content = pack_instruction(replace(about, downlink=downlink), packed)
             self.record.traffic[phase, client] = Traffic(
                 payload_down=payload_bytes(content), header_down=header_bytes(content)
             )

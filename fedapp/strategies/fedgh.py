@@ -93,7 +93,8 @@ class FedGH(PrototypeCollector):
 
     def state(self) -> Arrays:
         """Return the head and the number of server updates so far."""
-        return {**arrays_of(self.head), "server-steps": np.asarray(self.steps)}
+        head = {name: array.copy() for name, array in arrays_of(self.head).items()}  # training goes on in place
+        return {**head, "server-steps": np.asarray(self.steps)}
 
     def load_state(self, arrays: Arrays) -> None:
         """Take over a head; :meth:`begin` loads it into the module."""
