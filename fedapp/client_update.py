@@ -7,6 +7,7 @@ and ``after_step``, then ``end`` (what to upload). ``predictions`` says how a cl
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -156,14 +157,15 @@ class ClientUpdate:
             samples: The client's training samples.
 
         Raises:
-            DivergedError: If the loss is not finite at the end of the round.
+            DivergedError: If a loss, or a weight at the end of the round, is not finite.
         """
         self.receive(downlink)
         for module in self.modules():
             module.train()
         self.begin()
         mean_loss = self._descend(samples)
-        self.metrics["loss"] = mean_loss
+        if len(samples.y):
+            self.metrics["loss"] = mean_loss
         return Uplink(self.local.client, len(samples.y), self.end(samples), self.metrics)
 
     def _descend(self, samples: LabelledSamples) -> float:
@@ -185,7 +187,7 @@ class ClientUpdate:
                 self.after_step()
                 total, steps = total + loss.detach(), steps + 1
         mean_loss = float(total) / max(steps, 1)
-        if mean_loss != mean_loss or mean_loss in (float("inf"), -float("inf")):
+        if not math.isfinite(mean_loss) or not all(bool(p.isfinite().all()) for p in parameters):
             raise DivergedError(
                 f"client {local.client!r} diverged in round {local.round} (mean loss {mean_loss}); "
                 "lower learning-rate, or set clip-norm"
