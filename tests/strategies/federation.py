@@ -18,6 +18,7 @@ from fedapp.local_grid import FIRST_NODE, LocalGrid
 from fedapp.memory import ClientMemory, digest
 from fedapp.node import Setup, client_app
 from fedapp.payload import ClientInfo, layout
+from fedapp.seeds import derive
 from fedapp.strategies import METHODS, PayloadStrategy
 from fedapp.strategies.records import Failure, RoundRecord
 
@@ -52,8 +53,13 @@ def deep_head() -> Net:
 
 
 def linear() -> Net:
-    """No parameter in the extractor, no bias in the head: one step is easily worked by hand."""
+    """Scores x W^T: no parameter in the extractor, so that one step is easily worked by hand."""
     return Net(nn.Identity(), nn.Linear(INPUTS, CLASSES, bias=False))
+
+
+def bilinear() -> Net:
+    """Scores (x A^T) W^T, likewise with a trainable extractor."""
+    return Net(nn.Linear(INPUTS, FEATURES, bias=False), nn.Linear(FEATURES, CLASSES, bias=False))
 
 
 MODELS: dict[str, Callable[[], Net]] = {
@@ -61,6 +67,7 @@ MODELS: dict[str, Callable[[], Net]] = {
     "batch-norm": batch_norm,
     "deep-head": deep_head,
     "linear": linear,
+    "bilinear": bilinear,
 }
 
 
@@ -275,12 +282,75 @@ def met(strategy: PayloadStrategy, *infos: ClientInfo) -> Any:
     return strategy
 
 
+def worked(memory: Path, kind: str, epochs: int = 1, **changes: Any) -> Federation:
+    """Two clients with 6 and 10 samples, all in one batch, unshuffled: rounds that numpy can repeat."""
+    training = TrainingSettings(learning_rate=0.5, batch_size=100, local_epochs=epochs, shuffle=False, device="cpu")
+    train, test = (samples(6, 0), samples(10, 1)), (samples(5, 2), samples(5, 3))
+    return Federation(memory, (kind, kind), ("0", "1"), train, test, **{"training": training, **changes})
+
+
+def first_weights(client: str, kind: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the weights that a client starts from, in float64."""
+    torch.manual_seed(derive(seed, "init", client))
+    return doubled(MODELS[kind]().state_dict())
+
+
+def server_weights(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the weights that a server model starts from, in float64."""
+    torch.manual_seed(seed + 77)
+    return doubled(MODELS[kind]().state_dict())
+
+
+def doubled(state: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy().astype(np.float64) for name, tensor in state.items()}
+
+
+def arrays_of_samples(held: Samples) -> tuple[np.ndarray, np.ndarray]:
+    return held.x.numpy().astype(np.float64), held.y.numpy()
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def head_gradient(z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return d CE(z W^T, y) / dW for a mean cross-entropy, in float64: (softmax - onehot)^T z / B."""
-    errors = softmax(z @ weight.T) - np.eye(weight.shape[0])[y]
-    return errors.T @ z / len(y)
+def cross_entropy(scores: np.ndarray, y: np.ndarray) -> float:
+    return float(-np.log(softmax(scores)[np.arange(len(y)), y]).mean())
+
+
+def step(
+    weights: Mapping[str, np.ndarray], held: Samples, rate: float, targets: np.ndarray | None = None, pull: Any = None
+) -> dict[str, np.ndarray]:
+    """Return the weights of ``linear`` or ``bilinear`` after one full-batch step down the mean cross-entropy.
+
+    ``targets`` (B, C) replace the one-hot labels; ``pull(z, y)`` is a further gradient with respect to features.
+    """
+    x, y = arrays_of_samples(held)
+    head, extractor = weights["head.weight"], weights.get("features.weight")
+    z = x if extractor is None else x @ extractor.T
+    errors = (softmax(z @ head.T) - (np.eye(CLASSES)[y] if targets is None else targets)) / len(y)
+    stepped = {"head.weight": head - rate * errors.T @ z}
+    if extractor is not None:
+        upstream = errors @ head + (pull(z, y) if pull else 0.0)
+        stepped["features.weight"] = extractor - rate * upstream.T @ x
+    return stepped
+
+
+def class_means(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return means (C, D), zero where the class is absent, and counts (C,), in float64."""
+    means, counts = np.zeros((CLASSES, z.shape[1])), np.bincount(y, minlength=CLASSES)
+    for label in np.flatnonzero(counts):
+        means[label] = z[y == label].mean(axis=0)
+    return means, counts
+
+
+def assert_close(found: Mapping[str, Any], expected: Mapping[str, np.ndarray], atol: float = 1e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(np.asarray(found[name]), value, atol=atol, rtol=0, err_msg=name)
+
+
+def array_bytes(message: Message) -> int:
+    """Count the bytes of a message's arrays from the arrays themselves."""
+    records = message.content.array_records.values()
+    return sum(array.numpy().nbytes for record in records for array in record.values())
