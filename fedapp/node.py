@@ -193,8 +193,9 @@ def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
     """Return the client's model with the weights kept, or with the client's own first weights."""
     model = _skeletons.get(setup.model_key) if kept is not None and setup.model_key is not None else None
     if model is None:
-        torch.manual_seed(derive(seed, "init", setup.model_name if setup.shared_init else setup.client))
-        model = setup.model()
+        with torch.random.fork_rng():  # the round's own stream must not depend on whether a model was built
+            torch.manual_seed(derive(seed, "init", setup.model_name if setup.shared_init else setup.client))
+            model = setup.model()
         if setup.model_key is not None:
             while len(_skeletons) >= _CACHE_SIZE and setup.model_key not in _skeletons:
                 _skeletons.pop(next(iter(_skeletons)))
