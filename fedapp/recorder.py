@@ -38,7 +38,7 @@ class Recorder:
         config: The run's settings, with an absolute ``out``.
 
     Raises:
-        SettingError: If the folder of a given run name exists already.
+        SettingError: If the folder of a given run name exists already, or cannot be made.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -48,6 +48,7 @@ class Recorder:
         self.rounds: list[dict[str, Any]] = []
         self.failures: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
+        self._absent = 0  # nodes that could not join, as far as they are among the failures
         self._started = time.perf_counter()
 
     # ---- the observer ----------------------------------------------------------------------------
@@ -64,12 +65,15 @@ class Recorder:
         }
         (self.folder / "config.yaml").write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
         self._add_failures(0, strategy.roster.failures)
+        self._absent = len(strategy.roster.failures)
         with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(COLUMNS)
 
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
         """Append one line to rounds.jsonl and one row a client to clients.csv."""
         self.clients.update(strategy.clients)
+        self._add_failures(record.round, strategy.roster.failures[self._absent :])
+        self._absent = len(strategy.roster.failures)
         self._add_failures(record.round, record.failures)
         line = self._round_line(record)
         self.rounds.append(line)
@@ -130,7 +134,8 @@ class Recorder:
 
     def _spread(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the headline accuracy over samples, over clients and over domains."""
-        counts = np.array([reply.num_examples for reply in replies], dtype=np.int64)
+        measured = [reply.num_examples if HEADLINE in reply.metrics else 0 for reply in replies]
+        counts = np.array(measured, dtype=np.int64)
         shares = [reply.metrics.get(HEADLINE, 0.0) for reply in replies]
         correct = np.array([round(share * count) for share, count in zip(shares, counts, strict=True)], dtype=np.int64)
         domains = [self.clients[reply.client].domain or "all" for reply in replies]
@@ -149,7 +154,9 @@ class Recorder:
     def _rows(self, record: RoundRecord) -> list[list[Any]]:
         trained = {reply.client: reply for reply in record.trained}
         evaluated = {reply.client: reply for reply in record.evaluated}
-        failed = {failure.client: f"{failure.kind}: {failure.reason}" for failure in record.failures}
+        failed: dict[str, list[str]] = defaultdict(list)
+        for failure in record.failures:
+            failed[failure.client].append(f"{failure.kind}: {failure.reason}")
         rows = []
         for client, info in self.clients.items():
             flows = {phase: vars(flow) for (phase, who), flow in record.traffic.items() if who == client}
@@ -175,7 +182,7 @@ class Recorder:
                     if train
                 },
                 "evaluate_seconds": test.metrics.get("evaluate-seconds") if test else "",
-                "failure": failed.get(client, ""),
+                "failure": "; ".join(failed[client]),
             }
             rows.append([values.get(column, "") for column in COLUMNS])
         return rows
@@ -205,7 +212,8 @@ class Recorder:
                 "worst_client": last["worst_client"],
             },
             "domains": {
-                name: _best_last_tail([line["domains"].get(name) for line in evaluated]) for name in last["domains"]
+                name: _best_last_tail([line["domains"].get(name) for line in evaluated])
+                for name in sorted({name for line in evaluated for name in line["domains"]})
             },
             "bytes": dict(traffic),
             "seconds": {**seconds, "run": time.perf_counter() - self._started},
@@ -219,8 +227,9 @@ def _new_folder(config: RunConfig) -> tuple[str, Path]:
     base = config.run_name or f"{config.method}-{config.data.dataset}-s{config.seed}-{stamp}"
     root = Path(config.out)
     for attempt in range(1000):
-        name = safe_name(base if attempt == 0 else f"{base}-{attempt + 1}", "run-name")
+        name = base if attempt == 0 else f"{base}-{attempt + 1}"
         try:
+            safe_name(name, "run-name")
             (root / name).mkdir(parents=True, exist_ok=False)
             return name, root / name
         except FileExistsError:
@@ -228,6 +237,8 @@ def _new_folder(config: RunConfig) -> tuple[str, Path]:
                 raise SettingError(
                     f"{root / name} exists already and is not overwritten; choose another run-name, or move it away"
                 ) from None
+        except ValueError as error:
+            raise SettingError(str(error)) from None
         except OSError as error:
             raise SettingError(
                 f"results cannot be written to {root}: {error}; set another folder with `out`"
