@@ -7,11 +7,16 @@ from functools import lru_cache
 from typing import Any
 
 from flwr.app import Context
-from torch import nn
 
-from fedapp import datasets, models, node, plugins
-from fedapp.config import RunConfig, SettingError, parse
-from fedapp.paths import existing_folder
+from fedapp import environment
+
+environment.require()
+
+from torch import nn  # noqa: E402
+
+from fedapp import datasets, models, node, plugins  # noqa: E402
+from fedapp.config import RunConfig, SettingError, parse  # noqa: E402
+from fedapp.paths import existing_folder  # noqa: E402
 
 
 @lru_cache(maxsize=32)

@@ -76,7 +76,7 @@ def run_local(config: RunConfig, clients: int, progress: Progress | None = None)
     from fedapp.local_grid import LocalGrid
 
     config = absolute(config)
-    recorder = server_app.run(LocalGrid(client_app.app, clients, flatten(config)), config, base=os.getcwd())
+    recorder = server_app.run(LocalGrid(client_app.app, clients, flatten(config)), config, base=str(Path.cwd()))
     for line in recorder.rounds if progress else ():
         progress(line)  # type: ignore[misc]
     return recorder.folder
@@ -116,13 +116,25 @@ def superlink() -> Iterator[SuperLink]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run_on(link: SuperLink, config: RunConfig, clients: int, progress: Progress | None = None) -> Path:
+def run_on(
+    link: SuperLink, config: RunConfig, clients: int, progress: Progress | None = None, workers: int = 0
+) -> Path:
     """Run one experiment on a SuperLink and return its results folder.
+
+    Args:
+        link: The SuperLink.
+        config: Every setting.
+        clients: Number of simulated clients.
+        progress: Called with every line of rounds.jsonl as it is written.
+        workers: Clients that train at once; 0 = one a core.
 
     Raises:
         RunFailedError: If Flower does not report the run as completed; the message is the cause.
     """
+    from fedapp import server_app
+
     config = absolute(config)
+    server_app.check(config)
     folder = Path(config.out) / config.run_name
     if folder.exists():
         raise RunFailedError(
@@ -131,6 +143,7 @@ def run_on(link: SuperLink, config: RunConfig, clients: int, progress: Progress 
     app = _write_app(link.home / "app", config)
     log = link.home / "run.log"
     federation = f"num-supernodes={clients} client-resources-num-cpus=1"
+    federation += f" init-args-num-cpus={workers}" if workers else ""
     command = [_program("flwr"), "run", str(app), CONNECTION, "--stream", "--federation-config", federation]
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -205,7 +218,7 @@ def _environment(home: Path) -> dict[str, str]:
     }
     search = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
     }
     return {**os.environ, **quiet, **search}
 
@@ -260,10 +273,10 @@ def _cause(text: str, status: str) -> str:
     """Return the line of Flower's log that says why, else the status."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    for line in lines:
-        if "fedapp cannot run:" in line:
-            return line.split("fedapp cannot run:", 1)[1].strip()
     errors = [line for line in lines if re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception)\b", line)]
+    for error in errors:
+        if "CannotRunError: " in error or "MissingPackageError: " in error:
+            return error.split("Error: ", 1)[1]
     return errors[-1] if errors else f"the run ended as {status}; last line: {lines[-1] if lines else 'none'}"
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from logging import ERROR, INFO
+from logging import INFO
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import models, paths, plugins
-from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs
-from fedapp.payload import ClientInfo
-from fedapp.recorder import Recorder
-from fedapp.seeds import derive
-from fedapp.strategies import METHODS, PayloadStrategy
+from fedapp import environment
+
+environment.require()
+
+import torch  # noqa: E402
+
+from fedapp import datasets, models, paths, plugins  # noqa: E402
+from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs  # noqa: E402
+from fedapp.payload import ClientInfo  # noqa: E402
+from fedapp.recorder import Recorder  # noqa: E402
+from fedapp.seeds import derive  # noqa: E402
+from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
+from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
 
 app = ServerApp()
 
@@ -26,9 +32,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run one experiment and write its results."""
     try:
         run(grid, parse(RunConfig, context.run_config))
-    except SettingError as error:
-        log(ERROR, "fedapp cannot run: %s", error)
-        raise
+    except (SettingError, NodesMissingError, WorkerLostError) as error:
+        raise environment.CannotRunError(str(error)) from None
 
 
 def run(grid: Grid, config: RunConfig, base: str = "") -> Recorder:
@@ -67,6 +72,21 @@ def run(grid: Grid, config: RunConfig, base: str = "") -> Recorder:
     strategy.start(grid, num_rounds=config.num_server_rounds)
     _conclude(recorder, strategy)
     return recorder
+
+
+def check(config: RunConfig) -> tuple[Method, Any]:
+    """Check every name in the settings and return the method and its parameters.
+
+    Raises:
+        SettingError: For an unknown method, parameter, model or data set, or a plugin that cannot be imported.
+    """
+    plugins.load(config.plugins)
+    models.resolve(config.models)
+    lookup(datasets.DATASETS, config.data.dataset, "data set")
+    paths.existing_folder(config.data.data_root, "data-root")
+    method = lookup(METHODS, config.method, "method")
+    what = f"{config.method} parameter (method-params)"
+    return method, parse(method.strategy.params_type, split_pairs(config.method_params), what=what)
 
 
 def _builder(config: RunConfig) -> Any:

@@ -11,7 +11,10 @@ from fedapp import runner
 from fedapp.config import RunConfig
 
 MIB = 2**20
-COLUMNS = ("method", "best", "last", "mean of last ten", "client mean", "client std", "worst client", "MiB up", "MiB down", "seconds")  # fmt: skip
+COLUMNS = (
+    "method", "best", "last", "mean of last ten", "client mean", "client std", "worst client", "MiB up", "MiB down",
+    "seconds",
+)  # fmt: skip
 
 
 def compare(

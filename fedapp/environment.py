@@ -1,0 +1,49 @@
+"""Errors that a user can mend are shown as one line, not as a stack trace, also where Flower prints them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+NEEDED = ("torch", "torchvision")
+
+
+class OneLineError(Exception):
+    """An error whose message is all that a user needs; logging finds no stack trace to print."""
+
+    @property
+    def __traceback__(self) -> Any:
+        """Nothing: the message says it all."""
+        return None
+
+    @__traceback__.setter
+    def __traceback__(self, value: Any) -> None:
+        """Keep none."""
+
+
+class MissingPackageError(OneLineError, ImportError):
+    """A package that every run needs is not installed."""
+
+
+class CannotRunError(OneLineError):
+    """A setting is wrong, or the clients do not fit the method."""
+
+
+def require() -> None:
+    """Check that the packages which every run needs are installed.
+
+    Raises:
+        MissingPackageError: Naming the package, the interpreter and the command that installs it.
+    """
+    for package in NEEDED:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise MissingPackageError(
+                f"{package} is not installed for {sys.executable}; install it with `pip install .` in the clone; with "
+                "uv use `uv pip install --no-config .`, because the clone's [tool.uv] table empties the dependencies "
+                "for Flower's sake"
+            ) from None
