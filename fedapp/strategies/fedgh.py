@@ -4,8 +4,8 @@ Local objective: cross-entropy through the own extractor and the global head. Cl
 in a pass after training. Server: gradient descent on CE(h(P_i^c), c) over all uploaded pairs, in shuffled batches;
 the head persists between rounds.
 
-Travels: up class prototypes, down the head's ``state_dict``. Equals ``local`` with a common first head at
-``server-epochs=0``.
+Travels: up class prototypes, down the head's ``state_dict``. At ``server-epochs=0`` a round equals one of ``local``
+that starts from the common first head; later rounds start from that head again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedapp.client_update import arrays_of, load_arrays
-from fedapp.config import setting
+from fedapp.config import SettingError, setting
 from fedapp.payload import Arrays, ClientInfo, Downlink, Uplink
 from fedapp.seeds import derive
 from fedapp.strategies.base import Method, require_model
@@ -67,6 +67,11 @@ class FedGH(PrototypeCollector):
 
     def begin(self) -> None:
         """Start from the head given, else from the head of a newly built model."""
+        if self.head is None and self.build is None:
+            raise SettingError(
+                f"{self.name} trains a head on the server: give the strategy one, head=nn.Linear(features, classes), "
+                "or a `build` function"
+            )
         self.head = require_model(self, "").head if self.head is None else self.head
         load_arrays(self.head, self._loaded)
 
