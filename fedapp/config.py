@@ -316,7 +316,7 @@ class RunConfig:
     method: str = setting("fedsaf", "the method; `fedapp methods` lists them")
     method_params: str = setting("", 'the method\'s own settings, as "alignment=gcsa proto-weight=10"')
     num_server_rounds: int = setting(10, "communication rounds; 0 only evaluates the initial models", low=0)
-    seed: int = setting(0, "seed of weights, batches and sampling", low=0)
+    seed: int = setting(0, "seed of weights, batches and sampling", low=0, high=2**63 - 1)
     models: str = setting("small4", "a model group, or names separated by commas; `fedapp models` lists them")
     model_assignment: str = setting(
         "cyclic", "who gets which: cyclic, or list = client i the i-th name", choices=("cyclic", "list")

@@ -132,6 +132,11 @@ def test_large_whole_numbers_keep_every_digit(seed):
     assert parse(RunConfig, {"seed": str(seed)}).seed == seed
 
 
+def test_a_seed_that_flower_cannot_send_is_refused_before_the_run():
+    assert parse(RunConfig, {"seed": 2**63 - 1}).seed == 2**63 - 1
+    assert "seed must be at most 9.22337e+18" in message_of(parse, RunConfig, {"seed": 2**63})
+
+
 def test_text_is_taken_as_it_is_and_numbers_become_text():
     assert parse(Outer, {"note": "  a b  "}).note == "  a b  "
     assert parse(Outer, {"note": 2024}).note == "2024"
