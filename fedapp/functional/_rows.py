@@ -47,9 +47,7 @@ class _CentredGram(torch.autograd.Function):
         mean = p.mean(dim=0)
         rows = p - mean
         gram = rows @ rows.T
-        tolerance = (_SPREAD_EPSILONS * torch.finfo(p.dtype).eps) ** 2
-        # A comparison with NaN is false: rows that are not finite do not pass as equal.
-        collapsed = gram.trace() <= tolerance * len(p) * torch.dot(mean, mean)
+        collapsed = _only_rounding(gram.trace(), len(p), mean)
         ctx.save_for_backward(rows, collapsed)
         return gram.masked_fill_(collapsed, 0.0)
 
@@ -58,8 +56,16 @@ class _CentredGram(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         rows, collapsed = ctx.saved_tensors
         with full_precision(rows):  # backward() may be called inside autocast
-            pull: Tensor = (gradient + gradient.T).masked_fill_(collapsed, 0.0) @ rows
-        return pull.sub_(pull.mean(dim=0))
+            both = (gradient + gradient.T).masked_fill_(collapsed, 0.0)
+            pull: Tensor = both.sub_(both.mean(dim=0)) @ rows
+        return pull
+
+
+def _only_rounding(spread: Tensor, n: int, mean: Tensor) -> Tensor:
+    """Return whether n rows with this mean and this sum of squared distances from it are equal up to rounding."""
+    tolerance = n * (_SPREAD_EPSILONS * torch.finfo(mean.dtype).eps) ** 2
+    # A comparison with NaN is false: rows that are not finite do not pass as equal.
+    return spread <= tolerance * torch.dot(mean, mean)
 
 
 class _PairDistances(torch.autograd.Function):
@@ -87,6 +93,33 @@ class _PairDistances(torch.autograd.Function):
         return upper
 
 
+class _CosineDiscrepancy(torch.autograd.Function):
+    """D = |u - v|^2 / 2 = 1 - <u, v> with u = a/|a|, v = b/|b|; backward: (u - v - D u) / |a|; 0 if a or b is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        # Norms in float64: the squares of float32 neither overflow nor vanish, and a product is 0 if a factor is.
+        norm_a, norm_b = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (a, b))
+        active = norm_a * norm_b != 0
+        norm_a, norm_b = norm_a.masked_fill_(~active, 1.0), norm_b.masked_fill_(~active, 1.0)
+        unit_a, unit_b = a / norm_a, b / norm_b
+        gap = unit_a - unit_b
+        loss = gap.square().sum().mul_(0.5)
+        ctx.save_for_backward(unit_a, unit_b, gap, loss, active, norm_a, norm_b)
+        ctx.mark_non_differentiable(active)
+        return torch.where(active, loss, 0.0), active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        unit_a, unit_b, gap, loss, active, norm_a, norm_b = ctx.saved_tensors
+        gradient = torch.where(active, gradient, 0.0)
+        wanted_a, wanted_b = ctx.needs_input_grad
+        pull_a = torch.addcmul(gap, unit_a, loss, value=-1).mul_(gradient / norm_a) if wanted_a else None
+        pull_b = torch.addcmul(gap, unit_b, loss).mul_(-gradient / norm_b) if wanted_b else None
+        return pull_a, pull_b
+
+
 def unit_rows(p: Tensor) -> Tensor:
     """Normalise every row; a row without direction becomes zero and passes no gradient."""
     unit: Tensor = _UnitRows.apply(p)
@@ -103,6 +136,24 @@ def pair_distances(gram: Tensor) -> Tensor:
     """Return the squared distances of the rows with this Gram matrix, strict upper triangle row by row."""
     distances: Tensor = _PairDistances.apply(gram)
     return distances
+
+
+def compare(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1 - cos of two descriptors of one shape, and whether neither is zero."""
+    loss, active = _CosineDiscrepancy.apply(a, b)
+    return loss, active
+
+
+def repeated_gram(p: Tensor, position: Tensor) -> Tensor:
+    """Return the constant that :func:`centred_gram` makes of ``p[position]``, from products of single rows of p."""
+    with torch.no_grad():
+        n, counts = len(position), torch.bincount(position, minlength=len(p))
+        shares = counts.to(p.dtype) / n
+        mean = shares @ p
+        rows = p - mean
+        gram = rows @ rows.T
+        gram.masked_fill_(_only_rounding(n * torch.dot(gram.diagonal(), shares), n, mean), 0.0)
+        return gram.index_select(0, position).index_select(1, position)
 
 
 def zero(p: Tensor, q: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from ._rows import (
     centred_gram,
@@ -20,8 +19,10 @@ from ._rows import (
     check_rows,
     check_same_rows,
     check_same_shape,
+    compare,
     full_precision,
     pair_distances,
+    repeated_gram,
     unit_rows,
     upcast,
     zero,
@@ -247,7 +248,16 @@ def cosine(p: Float[Tensor, "n d"], q: Float[Tensor, "n d"]) -> Float[Tensor, ""
 ALIGNMENTS: dict[str, Alignment] = {"gcsa": gcsa, "rcsa": rcsa, "mse": mse, "cosine": cosine}
 """The alignment losses by name."""
 
-_STRUCTURES: tuple[tuple[Alignment, Structure], ...] = ((gcsa, structure_gram), (rcsa, structure_rdm))
+
+def _repeated_rdm(p: Tensor, position: Tensor) -> Tensor:
+    return pair_distances(repeated_gram(unit_rows(p), position))
+
+
+_STRUCTURES: tuple[tuple[Alignment, tuple[Structure, Callable[[Tensor, Tensor], Tensor]]], ...] = (
+    (gcsa, (structure_gram, repeated_gram)),
+    (rcsa, (structure_rdm, _repeated_rdm)),
+)
+"""Structural losses; their structure S(p), and the constant S(p[position]) from the relations of single rows of p."""
 
 
 class Aligned(NamedTuple):
@@ -282,14 +292,21 @@ def align(
         Aligned(loss=tensor(0.), active=tensor(False))
     """
     check_same_rows(p, q)
-    structure = next((candidate for loss, candidate in _STRUCTURES if loss is alignment), None)
+    return _align(p, q, None, alignment, min_rows)
+
+
+def _align(p: Tensor, q: Tensor, position: Tensor | None, alignment: Alignment, min_rows: int | None) -> Aligned:
+    """Return :func:`align` for p and q, or for p and ``q[position]`` where q is constant."""
+    structures = next((own for loss, own in _STRUCTURES if loss is alignment), None)
     if min_rows is None:
-        min_rows = _STRUCTURAL_ROWS if structure else 1
+        min_rows = _STRUCTURAL_ROWS if structures else 1
     if len(p) < min_rows:
         return Aligned(zero(p, q), torch.zeros((), dtype=torch.bool, device=p.device))
-    if structure is None:
-        return Aligned(alignment(p, q), torch.ones((), dtype=torch.bool, device=p.device))
-    return _compare(structure(p), structure(q))
+    if structures is None:
+        rows = q if position is None else q.index_select(0, position)
+        return Aligned(alignment(p, rows), torch.ones((), dtype=torch.bool, device=p.device))
+    structure, repeated = structures
+    return _compare(structure(p), structure(q) if position is None else repeated(upcast(q), position))
 
 
 class TwoLevel(NamedTuple):
@@ -343,11 +360,12 @@ def two_level(
     kept = known[labels].nonzero().flatten()
     if len(kept) < len(labels):
         features, labels = features.index_select(0, kept), labels[kept]
-    prototypes = prototypes.detach()
     with full_precision(features):
         local, classes = batch_prototypes(features, labels)
-        proto = align(local, prototypes.index_select(0, classes), alignment, min_rows)
-        inst = align(features, prototypes.index_select(0, labels), alignment, min_rows)
+        targets = prototypes.detach().index_select(0, classes)
+        proto = align(local, targets, alignment, min_rows)
+        # The targets of the samples are rows of the few targets above, and so are their relations.
+        inst = _align(features, targets, torch.searchsorted(classes, labels.contiguous()), alignment, min_rows)
     return TwoLevel(proto.loss, inst.loss, proto.active, inst.active)
 
 
@@ -358,15 +376,4 @@ def _compare(a: Tensor, b: Tensor) -> Aligned:
     if a.numel() == 0:
         return Aligned(zero(a, b), torch.zeros((), dtype=torch.bool, device=a.device))
     with full_precision(a):
-        (unit_a, largest_a), (unit_b, largest_b) = _unit(upcast(a)), _unit(upcast(b))
-        active = (largest_a != 0) & (largest_b != 0)
-        return Aligned(torch.where(active, 0.5 * mse_loss(unit_a, unit_b, reduction="sum"), 0.0), active)
-
-
-def _unit(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide a descriptor by its norm, a zero one by 1; also return its largest magnitude."""
-    largest = a.detach().abs().amax()
-    # A constant factor first, so that the squares neither overflow nor vanish; the direction does not depend on it.
-    scaled = a / largest.masked_fill(largest == 0, 1.0)
-    norm = torch.linalg.vector_norm(scaled)
-    return scaled / norm.masked_fill(largest == 0, 1.0), largest
+        return Aligned(*compare(upcast(a), upcast(b)))
