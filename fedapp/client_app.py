@@ -48,6 +48,7 @@ def load(context: Context) -> node.Setup:
         model=build,
         train=data.train,
         test=data.test,
+        validation=data.validation,
         num_classes=data.num_classes,
         model_name=name,
         model_key=(name, data.num_classes, data.input_shape, config.feature_dim),

@@ -42,6 +42,7 @@ class Setup:
         model: Builds the model, an ``nn.Module`` with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``.
         train: Training samples, with tensors ``x`` (N, ...) and ``y`` (N,).
         test: Test samples, likewise; may be empty.
+        validation: Samples set aside from training, likewise; evaluated beside the test samples if given.
         num_classes: Classes of the task, C: of all clients together, not only of this one.
         model_name: Name of the architecture.
         model_key: If not None, the built model is kept in this process under this key and reused for other clients
@@ -58,6 +59,7 @@ class Setup:
     train: LabelledSamples
     test: LabelledSamples
     num_classes: int
+    validation: LabelledSamples | None = None
     model_name: str = "model"
     model_key: Hashable = None
     companion: Callable[[str], nn.Module] | None = None
@@ -140,7 +142,13 @@ def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
     started = time.perf_counter()
     with _random_streams(instruction, setup, "evaluate"):
         update, _ = _update(instruction, setup, before=instruction.round + 1)
+        held_out: dict[str, float] = {}
+        if setup.validation is not None and len(setup.validation.y):
+            metrics = update.evaluate(instruction.downlink, setup.validation).metrics
+            held_out = {f"validation-{name}": value for name, value in metrics.items()}
+            update.metrics = {}
         uplink = update.evaluate(instruction.downlink, setup.test)
+        uplink = replace(uplink, metrics={**uplink.metrics, **held_out})
     return replace(uplink, metrics={**uplink.metrics, "evaluate-seconds": time.perf_counter() - started})
 
 

@@ -203,7 +203,10 @@ class Recorder:
             "seed": self.config.seed,
             "rounds": self.rounds[-1]["round"] if self.rounds else 0,
             "num_clients": len(self.clients),
-            "accuracy": _best_last_tail([line["accuracy"] for line in evaluated]),
+            "accuracy": {
+                **_best_last_tail([line["accuracy"] for line in evaluated]),
+                **_chosen_by_validation(evaluated),
+            },
             "client_mean_accuracy": _best_last_tail([line["client_mean"] for line in evaluated]),
             "clients": {
                 "mean": last["client_mean"],
@@ -283,6 +286,14 @@ def _number(value: float | None) -> float | None:
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: _number(value) for name, value in values.items() if not name.endswith("-seconds")}
+
+
+def _chosen_by_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the test accuracy of the round with the best validation accuracy, if there was a validation part."""
+    measured = [line for line in lines if line["evaluate"].get(f"validation-{HEADLINE}") is not None]
+    if not measured:
+        return {}
+    return {"by_validation": max(measured, key=lambda line: line["evaluate"][f"validation-{HEADLINE}"])["accuracy"]}
 
 
 def _best_last_tail(values: Sequence[float | None]) -> dict[str, float | None]:

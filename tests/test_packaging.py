@@ -17,7 +17,8 @@ def name(requirement: str) -> str:
 
 def test_every_dependency_and_extra_is_overridden_for_the_superlinks_own_installation() -> None:
     project = PYPROJECT["project"]
-    wanted = [*project["dependencies"], *(word for extra in project["optional-dependencies"].values() for word in extra)]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(word for extra in extras for word in extra)]
     overridden = PYPROJECT["tool"]["uv"]["override-dependencies"]
     assert {name(word) for word in overridden} == {name(word) for word in wanted}
     assert all(word.endswith("; python_version < '3'") for word in overridden)
