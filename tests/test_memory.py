@@ -188,6 +188,18 @@ def test_a_full_disk_says_where_how_much_and_what_to_do_and_loses_nothing(kept, 
     assert value_of(kept.load(before=9)) == 2.0
 
 
+def test_a_round_written_again_on_a_full_disk_keeps_what_it_had(kept, monkeypatch):
+    kept.save(1, state(1))
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ClientMemoryError):
+        kept.save(1, state(7))
+    assert value_of(kept.load(before=2)) == 1.0
+
+
 def test_a_quota_that_is_used_up_reads_like_a_full_disk(kept, monkeypatch):
     def over(*arguments):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")

@@ -404,13 +404,16 @@ def test_a_mapping_for_many_nodes_is_serialised_once_and_every_record_is_fresh(m
 
 def test_equal_mappings_that_are_not_the_same_are_not_mixed_up():
     packed = {}
-    values = []
-    for number in range(20):  # each mapping would be freed at once if the cache did not hold it
-        downlink = Downlink({"w": np.array([float(number)])})
-        content = pack_instruction(Instruction("local", downlink=downlink), packed)
-        del downlink
-        values.append(float(unpack_instruction(content).downlink.arrays["w"][0]))
-    assert values == [float(number) for number in range(20)]
+    downlinks = [Downlink({"w": np.array([float(number)])}) for number in range(3)]
+    contents = [pack_instruction(Instruction("local", downlink=downlink), packed) for downlink in downlinks]
+    assert [float(unpack_instruction(content).downlink.arrays["w"][0]) for content in contents] == [0.0, 1.0, 2.0]
+
+
+def test_a_mapping_lives_as_long_as_what_was_made_of_it_so_its_identity_cannot_return():
+    packed, downlink = {}, Downlink({"w": np.zeros(1)})
+    pack_instruction(Instruction("local", downlink=downlink), packed)
+    ((held, _),) = packed.values()
+    assert held is downlink.arrays
 
 
 def test_a_client_that_changes_what_it_received_changes_nothing_for_the_next():
