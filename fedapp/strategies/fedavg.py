@@ -8,7 +8,7 @@ Travels: the whole ``state_dict``. ``bn=aggregate`` averages BatchNorm's running
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.client_update import ClientUpdate, LabelledSamples, arrays_of, load_arrays
-from fedapp.config import check, setting
+from fedapp.config import SettingError, check, setting
 from fedapp.functional.aggregation import weighted_mean
-from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink
+from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink, specs_of
 from fedapp.strategies.base import Method, PayloadStrategy, require_model
 
 
@@ -78,8 +78,10 @@ class FedAvg(PayloadStrategy):
     def begin(self) -> None:
         """Start from the arrays given, else from a newly built model."""
         model = self.model or arrays_of(require_model(self, ""))
-        local = batch_norm_entries(model) if self.params.bn == "local" else set()
+        specs = specs_of(self.first_client.model_layout)
+        local = batch_norm_entries(specs) if self.params.bn == "local" else set()
         self.model = {name: array for name, array in model.items() if name not in local}
+        require_fit(self, self.model, {name: spec for name, spec in specs.items() if name not in local})
 
     def downlink(self, client: ClientInfo) -> Downlink:
         """Send the global model."""
@@ -100,6 +102,21 @@ class FedAvg(PayloadStrategy):
     def load_state(self, arrays: Arrays) -> None:
         """Take over a global model."""
         self.model = {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def require_fit(strategy: PayloadStrategy, arrays: Arrays, specs: Mapping[str, ArraySpec]) -> None:
+    """Check that the server starts from arrays that the clients can load.
+
+    Raises:
+        SettingError: Naming the entries that differ.
+    """
+    given = {name: ArraySpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
+    differing = sorted(name for name in given.keys() | specs.keys() if given.get(name) != specs.get(name))
+    if differing:
+        raise SettingError(
+            f"the initial arrays of {strategy.name} do not fit the clients' model {strategy.first_client.model!r}: "
+            f"they differ in {', '.join(differing[:4])}; expected are {', '.join(specs)}"
+        )
 
 
 def averaged(uplinks: Sequence[Uplink], weighting: str) -> dict[str, npt.NDArray[Any]]:

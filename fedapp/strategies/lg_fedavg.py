@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedapp.client_update import ClientUpdate, LabelledSamples, arrays_of, load_arrays
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink, specs_of
 from fedapp.strategies.base import Method, PayloadStrategy
-from fedapp.strategies.fedavg import averaged
+from fedapp.strategies.fedavg import averaged, require_fit
 
 
 class HeadUpdate(ClientUpdate):
@@ -46,6 +46,11 @@ class LGFedAvg(PayloadStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.head: dict[str, npt.NDArray[Any]] = {}
+
+    def begin(self) -> None:
+        """Check the head given, if there is one."""
+        if self.head:
+            require_fit(self, self.head, specs_of(self.first_client.head_layout))
 
     def downlink(self, client: ClientInfo) -> Downlink:
         """Send the global head, once there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from flwr.app import Message, MessageType
@@ -40,6 +40,7 @@ class Roster:
         self.nodes: dict[str, int] = {}
         self.failures: list[Failure] = []
         self._answered: set[int] = set()
+        self._unanswered: dict[str, int] = {}
         self._announced = 0
 
     def gather(self, grid: Grid, hello: Instruction, settings: ServerSettings) -> None:
@@ -66,17 +67,21 @@ class Roster:
             raise NodesMissingError(f"none of {len(self._answered)} nodes can take part" + self._reasons())
 
     def refresh(self, grid: Grid, hello: Instruction, timeout: float) -> None:
-        """Ask nodes that have not answered yet who they are: newcomers, and clients that came back.
+        """Ask nodes that were not asked yet who they are: newcomers, and clients that came back.
+
+        An answer that comes after the wait is taken when it is there; waiting for it again would cost every phase of
+        every round that time.
 
         Raises:
             NodesMissingError: If two nodes claim the same client id at once.
         """
         present = set(grid.get_node_ids())
-        newcomers = sorted(present - self._answered)
-        if not newcomers:
-            return
-        answers = ask(grid, newcomers, hello, timeout)
+        answers = read_answers(grid.pull_messages(list(self._unanswered)), self._unanswered) if self._unanswered else {}
+        if newcomers := sorted(present - self._answered - set(self._unanswered.values())):
+            found, unanswered = ask(grid, newcomers, hello, timeout)
+            answers, self._unanswered = {**answers, **found}, {**self._unanswered, **unanswered}
         self._answered.update(answers)
+        self._unanswered = {message: n for message, n in self._unanswered.items() if n in present - self._answered}
         for node, info in sorted(answers.items(), key=lambda item: order(item[1].client)):
             self._announced = max(self._announced, info.num_clients)
             if info.error:
@@ -93,7 +98,7 @@ class Roster:
 
     def digests(self, grid: Grid, hello: Instruction, timeout: float) -> dict[str, str]:
         """Return the SHA-256 of every client's current model; clients that do not answer are left out."""
-        answers = ask(grid, self.nodes.values(), hello, timeout)
+        answers, _ = ask(grid, self.nodes.values(), hello, timeout)
         found = {info.client: info.digest for info in answers.values() if info.digest}
         return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
@@ -102,11 +107,19 @@ class Roster:
         return "".join(list(lines)[:5])
 
 
-def ask(grid: Grid, nodes: Iterable[int], hello: Instruction, timeout: float) -> dict[int, ClientInfo]:
-    """Send one query to each node and return the answers by node; a node that fails answers with ``error`` set."""
+def ask(
+    grid: Grid, nodes: Iterable[int], hello: Instruction, timeout: float
+) -> tuple[dict[int, ClientInfo], dict[str, int]]:
+    """Send one query to each node; return the answers by node, and the nodes without one by message id."""
     messages = [Message(pack_instruction(hello), node, MessageType.QUERY) for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    answers = read_answers(replies, asked)
+    return answers, {message: node for message, node in asked.items() if node not in answers}
+
+
+def read_answers(replies: Iterable[Message], asked: Mapping[str, int]) -> dict[int, ClientInfo]:
+    """Return the answers by node; a node that fails answers with ``error`` set."""
     answers: dict[int, ClientInfo] = {}
     for reply in replies:
         node = asked.get(reply.metadata.reply_to_message_id)

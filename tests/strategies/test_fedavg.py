@@ -152,3 +152,19 @@ def test_initial_arrays_are_where_it_starts(tmp_path):
     assert {name: value.tolist() for name, value in result.arrays.to_torch_state_dict().items()} == {
         name: value.tolist() for name, value in state.items()
     }
+
+
+@pytest.mark.parametrize("kind", ["batch-norm", "deep-head"])
+def test_initial_arrays_of_another_model_stop_the_run_at_once(tmp_path, kind):
+    made = Federation(tmp_path, kinds=("plain",) * 3)
+    strategy = made.strategy("fedavg", build=None)
+    with pytest.raises(SettingError, match=r"initial arrays of fedavg do not fit .* 'plain'.*differ in"):
+        strategy.start(made.grid(), ArrayRecord(MODELS[kind]().state_dict()), num_rounds=1)
+
+
+def test_initial_arrays_may_lack_batch_norm_that_stays_on_the_clients(tmp_path):
+    made = Federation(tmp_path, kinds=("batch-norm",) * 3)
+    shared = made.run("fedavg", FedAvgParams(bn="local")).result.arrays
+    strategy = made.strategy("fedavg", FedAvgParams(bn="local"), build=None)
+    strategy.start(made.grid(), shared, num_rounds=1)
+    assert strategy.record.aggregated

@@ -1,11 +1,14 @@
 """LG-FedAvg: own extractors, one averaged head."""
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord
 
+from fedapp.config import SettingError
 from fedapp.payload import Uplink
 from fedapp.strategies.lg_fedavg import LGFedAvg
 from tests.strategies.federation import (
+    MODELS,
     Federation,
     array_bytes,
     assert_close,
@@ -73,3 +76,9 @@ def test_only_the_head_travels_and_not_down_in_the_first_round(tmp_path):
         assert second.traffic["train", client].payload_down == second.traffic["train", client].payload_up == by_hand
     real = sum(array_bytes(message) for message in (*outcome.grid.sent, *outcome.grid.received))
     assert real == (2 * 3 + 3 + 2 * 3) * by_hand
+
+
+def test_initial_arrays_of_a_whole_model_stop_the_run_at_once(tmp_path):
+    made = Federation(tmp_path, kinds=("plain",) * 3)
+    with pytest.raises(SettingError, match=r"initial arrays of lg-fedavg do not fit .* 'plain'.*features.0.weight"):
+        made.strategy("lg-fedavg").start(made.grid(), ArrayRecord(MODELS["plain"]().state_dict()), num_rounds=1)
