@@ -1,4 +1,4 @@
-"""The command line: ``fedapp run | compare | methods | models | datasets``. Heavy imports wait until they are needed."""
+"""The command line. Heavy imports wait until they are needed, so that ``--help`` answers at once."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
@@ -123,8 +124,8 @@ def _check_value(key: str, value: Any, field: dataclasses.Field[Any]) -> None:
     rules = field.metadata
     if rules["choices"] and value not in rules["choices"]:
         raise SettingError(f"{key} = {value!r} is not valid; {closest(str(value), rules['choices'])}")
-    if isinstance(value, float) and value != value:
-        raise SettingError(f"{key} must be a number, got nan; {rules['doc']}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(f"{key} must be a finite number, got {value}; {rules['doc']}")
     low, high, above = rules["low"], rules["high"], rules["above"]
     broken = ""
     if low is not None and value < low:

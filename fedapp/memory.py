@@ -74,17 +74,36 @@ class ClientMemory:
         return sorted(int(match.group(1)) for match in found if match)
 
     def load(self, *, before: int) -> dict[str, Tensor] | None:
-        """Return the newest state tagged with a round before ``before``, or None if there is none.
+        """Return the newest state tagged with a round before ``before``, or None if the client never had one.
 
         A file that cannot be read is passed over for the one before it.
+
+        Raises:
+            ClientMemoryError: If the client had such a state and it is gone or unreadable: to begin again from first
+                weights would look like progress lost for no reason.
         """
-        for number in reversed([number for number in self.rounds() if number < before]):
+        kept = self.rounds()
+        earlier = [number for number in kept if number < before]
+        for number in reversed(earlier):
             try:
                 with safe_open(self.folder / _FILE.format(number), framework="pt") as file:
                     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, OSError):
                 self._unreadable.add(number)
+        if earlier or (kept and self._predecessor(kept[0])):
+            raise ClientMemoryError(
+                f"{self.folder} no longer holds what this client knew before round {before} (it holds rounds {kept}); "
+                "resume the run at a later round, or start a new one under another run-name"
+            )
         return None
+
+    def _predecessor(self, round_number: int) -> str:
+        """Return the round that was kept before ``round_number`` was written, "" if there was none."""
+        try:
+            with safe_open(self.folder / _FILE.format(round_number), framework="pt") as file:
+                return str((file.metadata() or {}).get("after", ""))
+        except (SafetensorError, OSError):
+            return ""
 
     def save(self, round_number: int, state: Mapping[str, Tensor]) -> None:
         """Write ``state`` tagged with ``round_number``; older and later files beyond the last two go.
@@ -94,7 +113,8 @@ class ClientMemory:
         """
         target = self.folder / _FILE.format(round_number)
         scratch = target.with_suffix(f".{os.getpid()}.tmp")
-        data = to_bytes(_unshared(state))
+        earlier = [number for number in self.rounds() if number < round_number]
+        data = to_bytes(_unshared(state), metadata={"after": str(earlier[-1]) if earlier else ""})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with scratch.open("wb") as file:

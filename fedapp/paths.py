@@ -34,7 +34,10 @@ def resolve(path: str) -> str:
         >>> resolve("")
         ''
     """
-    return str((base() / Path(path).expanduser()).resolve()) if path else ""
+    try:
+        return str((base() / Path(path).expanduser()).resolve()) if path else ""
+    except RuntimeError as error:  # no such user
+        raise SettingError(f"{path!r} names no folder: {error}; give an absolute path") from None
 
 
 def directory_of_user() -> str:
@@ -58,7 +61,8 @@ def _directory_if_flwr_run(process: Path) -> str:
         names = [Path(word).name for word in words[:3]]
         if "flwr" not in names or words[names.index("flwr") + 1 :][:1] != ["run"]:
             return ""
-        return str((process / "cwd").readlink())
+        folder = (process / "cwd").readlink()
+        return str(folder) if folder.is_dir() else ""
     except (OSError, AttributeError, IndexError):  # gone by now, or another user's
         return ""
 

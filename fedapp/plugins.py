@@ -16,6 +16,8 @@ def load(names: str) -> None:
         SettingError: If a module cannot be imported; names the module and the cause.
     """
     for name in filter(None, (part.strip() for part in names.split(","))):
+        if name.startswith("."):
+            raise SettingError(f"plugin {name!r} is a relative name; give the module's full name")
         try:
             importlib.import_module(name)
         except ImportError as error:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import RunConfig, flatten
-from fedapp.paths import resolve
+from fedapp.paths import resolve, set_base
 
 CONNECTION = "fedapp"
 SUPERLINK_SECONDS = 60.0
@@ -83,7 +83,8 @@ def run_local(config: RunConfig, clients: int, progress: Progress | None = None)
 
 
 def absolute(config: RunConfig) -> RunConfig:
-    """Return ``config`` with absolute paths and a definite run name."""
+    """Return ``config`` with paths absolute from the current directory, and a definite run name."""
+    set_base(str(Path.cwd()))
     data = dataclasses.replace(config.data, data_root=resolve(config.data.data_root))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = config.run_name or f"{config.method}-{config.data.dataset}-s{config.seed}-{stamp}-{os.getpid()}"

@@ -48,15 +48,8 @@ def run(grid: Grid, config: RunConfig, base: str = "") -> Recorder:
         The recorder, which knows where the results are.
     """
     paths.set_base(base or paths.directory_of_user())
-    plugins.load(config.plugins)
+    method, params = check(config)
     torch.set_num_threads(config.training.torch_threads)
-    models.resolve(config.models)
-    method = lookup(METHODS, config.method, "method")
-    params = parse(
-        method.strategy.params_type,
-        split_pairs(config.method_params),
-        what=f"{config.method} parameter (method-params)",
-    )
     config = replace(config, out=paths.resolve(config.out))
     recorder = Recorder(config)
     strategy = method.strategy(

@@ -45,7 +45,28 @@ def test_the_last_two_rounds_are_kept(kept):
     for number in (1, 2, 5, 9):
         kept.save(number, state(number))
     assert kept.rounds() == [5, 9]
-    assert [value_of(kept.load(before=before)) for before in (5, 6, 9, 10, 99)] == [None, 5.0, 5.0, 9.0, 9.0]
+    assert [value_of(kept.load(before=before)) for before in (6, 9, 10, 99)] == [5.0, 5.0, 9.0, 9.0]
+
+
+def test_a_state_that_is_gone_is_an_error_and_not_a_silent_new_beginning(kept):
+    for number in (1, 2, 5, 9):
+        kept.save(number, state(number))
+    with pytest.raises(
+        ClientMemoryError, match=r"before round 5 \(it holds rounds \[5, 9\]\); resume the run at a later"
+    ):
+        kept.load(before=5)
+
+
+def test_a_client_that_first_trained_late_began_from_nothing(kept):
+    kept.save(3, state(3))
+    assert kept.load(before=3) is None
+
+
+def test_a_state_of_which_nothing_is_readable_is_an_error(kept):
+    kept.save(1, state(1))
+    next(kept.folder.glob("*.safetensors")).write_bytes(b"no more")
+    with pytest.raises(ClientMemoryError, match="no longer holds"):
+        kept.load(before=2)
 
 
 def test_a_round_asked_twice_starts_from_the_same_state(kept):

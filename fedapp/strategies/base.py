@@ -24,7 +24,7 @@ from fedapp.client_update import ClientUpdate
 from fedapp.config import ServerSettings, SettingError, flatten, join_pairs
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction, Uplink, order
 from fedapp.seeds import derive
-from fedapp.strategies.records import Failure, Observer, Reply, RoundRecord, Traffic, weighted_metrics
+from fedapp.strategies.records import HEADLINE, Failure, Observer, Reply, RoundRecord, Traffic, weighted_metrics
 from fedapp.strategies.roster import Roster, failure_of
 from fedapp.wire import Packed, RejectedMessage, header_bytes, pack_instruction, payload_bytes, unpack_uplink
 
@@ -210,8 +210,19 @@ class PayloadStrategy(Strategy):
             self._lap("evaluate", clock)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[number] = metrics
+        self._log_round()
         for observer in self.observers:
             observer.on_round(self, self.record)
+
+    def _log_round(self) -> None:
+        record = self.record
+        means = {"train loss": weighted_metrics(record.trained).get("loss")}
+        means["test accuracy"] = weighted_metrics(record.evaluated).get(HEADLINE)
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
+        failed = f", {len(record.failures)} failures" if record.failures else ""
+        seconds = sum(record.seconds.values())
+        text = "[round %s/%s] %s clients trained, %s%s (%.1f s)"
+        log(INFO, text, record.round, self.num_rounds, len(record.trained), numbers or "not evaluated", failed, seconds)
 
     def _lap(self, phase: str, since: float) -> float:
         now = time.perf_counter()
@@ -271,6 +282,11 @@ class PayloadStrategy(Strategy):
         log(INFO, "%s: %s clients, %s rounds, run %s", self.name, len(self.clients), self.num_rounds, self.run)
         if text := join_pairs(flatten(self.params)):
             log(INFO, "\tparameters: %s", text)
+        holders: dict[str, list[str]] = {}
+        for client, info in self.clients.items():
+            holders.setdefault(info.model, []).append(client)
+        for model, who in holders.items():
+            log(INFO, "\t%s: clients %s", model, ", ".join(who[:12] + ["..."] * (len(who) > 12)))
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -317,7 +333,10 @@ class PayloadStrategy(Strategy):
             for client, info in self.clients.items():
                 holders.setdefault(getattr(info, attribute), []).append(f"{client} ({info.model})")
             if len(holders) > 1:
-                groups = "; ".join(f"{str(value)[:60]}: {', '.join(who[:4])}" for value, who in holders.items())
+                groups = "; ".join(
+                    (f"{value}: " if isinstance(value, int) else "") + ", ".join(who[:4] + ["..."] * (len(who) > 4))
+                    for value, who in holders.items()
+                )
                 raise SettingError(
                     f"{self.name} needs clients with {words}, got {len(holders)} kinds: {groups}; "
                     'choose models that agree (setting "models"), or another method'
@@ -374,6 +393,10 @@ class PayloadStrategy(Strategy):
                 uplink = unpack_uplink(reply.content, client, specs)
                 if phase == TRAIN:
                     self.check_uplink(uplink)
+                elif not 0 <= uplink.metrics.get(HEADLINE, 0) <= 1:
+                    raise RejectedMessage(
+                        f"client {client!r}: accuracy must be in [0, 1], got {uplink.metrics[HEADLINE]}"
+                    )
             except ValueError as error:
                 text = str(error) if isinstance(error, RejectedMessage) else f"client {client!r}: {error}"
                 self._fail(client, phase, "RejectedMessage", text)

@@ -155,15 +155,26 @@ def failure_of(client: str, phase: str, reply: Message) -> Failure:
 def split_reason(reason: str) -> tuple[str, str]:
     """Split what a failed client says into the exception's type and its first line.
 
+    Understands Flower's ``<class 'X'>:<'text'>``, our ``X: text``, and the stack trace that a Ray worker sends.
+
     Example:
         >>> split_reason("<class 'ValueError'>:<'boom'>")
         ('ValueError', 'boom')
         >>> split_reason("SettingError: unknown data set")
         ('SettingError', 'unknown data set')
     """
+    if "RayTaskError" in reason:
+        reason = _last_line_of_trace(reason.split("\n\nThe above exception was the direct cause", 1)[0])
     match = re.match(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>\s*$", reason, flags=re.DOTALL) or re.match(
-        r"(\w+): (.*)$", reason, flags=re.DOTALL
+        r"(?:[\w.]*\.)?(\w+): (.*)$", reason, flags=re.DOTALL
     )
     kind, text = match.groups() if match else ("Error", reason)
     lines = [line for line in text.replace("\\n", "\n").splitlines() if line.strip()]
     return kind, (lines[0].strip() if lines else kind)
+
+
+def _last_line_of_trace(trace: str) -> str:
+    """Return what stands below the last frame of a stack trace: the exception's type and message."""
+    lines = trace.splitlines()
+    frames = [index for index, line in enumerate(lines) if line.startswith("  ")]
+    return "\n".join(lines[frames[-1] + 1 :]) if frames else trace

@@ -1,0 +1,91 @@
+"""The command line in one process; the real simulation is under tests/e2e."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import app
+from fedapp.config import RunConfig, keys
+from fedapp.strategies import METHODS
+
+QUICK = ["--engine", "local", "--clients", "2", "--rounds", "1", "--set", "local-epochs=1"]
+QUICK += ["--set", "samples-per-client=40", "--set", "feature-dim=32"]
+
+
+@pytest.fixture(autouse=True)
+def users_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+def test_help_names_every_command_and_imports_neither_torch_nor_flower() -> None:
+    code = (
+        "import sys\nfrom fedapp.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'flwr', 'ray', 'datasets'} & set(sys.modules), 'heavy import'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in ("run", "compare", "methods", "models", "datasets", "settings"))
+
+
+def test_run_writes_results_below_the_users_directory(users_directory: Path) -> None:
+    code, output = call("run", *QUICK, "--out", "results", "--seed", "3")
+    assert code == 0, output
+    (summary,) = (users_directory / "results").glob("*/summary.json")
+    loaded = json.loads(summary.read_text())
+    assert (loaded["method"], loaded["seed"], loaded["rounds"], loaded["num_clients"]) == ("fedsaf", 3, 1, 2)
+    assert f"Results: {summary.parent}" in output
+
+
+def test_compare_puts_methods_side_by_side_on_one_seed(users_directory: Path) -> None:
+    code, output = call("compare", "fedproto", "local", *QUICK)
+    assert code == 0, output
+    summaries = [json.loads(path.read_text()) for path in users_directory.glob("fedapp-runs/*/summary.json")]
+    assert sorted(summary["method"] for summary in summaries) == ["fedproto", "local"]
+    for summary in summaries:
+        assert summary["method"] in output
+        assert f"{100 * summary['accuracy']['last']:.2f}" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", *QUICK, "--set", "methd=local"], "unknown setting 'methd'"),
+        (["run", *QUICK, "--set", "method=fedsfa"], "did you mean fedsaf?"),
+        (["run", *QUICK, "--set", "method-params=alignment=gsca"], "unknown alignment 'gsca'"),
+        (["run", *QUICK, "--set", "models=small-cn"], "did you mean small-cnn?"),
+        (["run", *QUICK, "--set", "dataset=digit4"], "did you mean digits4?"),
+        (["run", *QUICK, "--set", "local-epochs=0"], "local-epochs must be at least 1, got 0"),
+        (["run", *QUICK, "--set", "local-epochs"], "--set takes key=value"),
+        (["run", *QUICK, "--set", "data-root=no/such"], "data-root = "),
+        (["run", *QUICK, "--set", "plugins=no_such_module"], "plugin 'no_such_module' cannot be imported"),
+        (["run", *QUICK, "--engine", "locl"], "unknown engine 'locl'"),
+        (["compare", "fedsaf", "lokal", *QUICK], "did you mean local?"),
+    ],
+)
+def test_a_wrong_setting_ends_with_code_2_and_one_line_that_says_what_to_do(words: list[str], message: str) -> None:
+    code, output = call(*words)
+    assert code == 2, output
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_the_listings_hold_every_entry() -> None:
+    listed = call("methods")[1]
+    assert all(name in listed for name in METHODS)
+    assert "htfe9" in call("models")[1]
+    assert "digits4" in call("datasets")[1]
+    settings = call("settings")[1]
+    assert all(f"{key} = " in settings for key in keys(RunConfig))
