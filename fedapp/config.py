@@ -327,6 +327,14 @@ class RunConfig:
     plugins: str = setting("", "modules of your own, separated by commas, imported on server and clients")
     out: str = setting("fedapp-runs", "folder for results; relative = to the directory you run from")
     run_name: str = setting("", "name of the results folder; empty = made of method, data set, seed and time")
+    resume: str = setting("", "folder of a run to continue; the run's own settings apply")
+    patience: int = setting(0, "stop when the best accuracy is this many evaluations old; 0 = never", low=0)
+    max_failures: int = setting(0, "stop the run, as failed, after this many client failures; 0 = never", low=0)
+    save_client_models: int = setting(
+        0, "keep all client models of every k-th evaluated round and of the best one; 0 = only the last two", low=0
+    )
+    track: str = setting("", "trackers separated by commas: tensorboard, wandb, mlflow, trackio")
+    device_tiers: str = setting("", 'simulated devices, as "fast; pi slowdown=4 memory-mib=512 drop-out=0.1"')
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     training: TrainingSettings = dataclasses.field(default_factory=TrainingSettings)
     server: ServerSettings = dataclasses.field(default_factory=ServerSettings)
