@@ -1,0 +1,28 @@
+"""Every benchmark runs and prints its table; what the figures are is no test's business."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+FIGURES = {
+    "alignment_step": "C=100: gcsa, added",
+    "cli_start": "heavy modules imported:",
+    "fedproto_round": "ours / bare",
+    "local_engine": "allocated MB a round",
+}
+
+
+def test_every_benchmark_is_here():
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*FIGURES, "measure"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_smoke_run_prints_the_table(name):
+    command = [sys.executable, FOLDER / f"{name}.py", "--quick"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert FIGURES[name] in finished.stdout
+    assert "minimum" in finished.stdout
