@@ -120,7 +120,7 @@ class ClientUpdate:
         """Prepare for training, after :meth:`receive`."""
 
     def modules(self) -> list[nn.Module]:
-        """Return the modules that the optimiser trains."""
+        """Return the modules that the optimiser trains; gradient norms are clipped for each by itself."""
         return [self.model]
 
     def loss(self, x: Shaped[Tensor, "B ..."], y: Int[Tensor, " B"]) -> Float[Tensor, ""]:
@@ -181,8 +181,8 @@ class ClientUpdate:
                 with frozen_batch_norm(self.modules() if len(rows) == 1 else []):
                     loss = self.loss(x, y)
                 loss.backward()  # type: ignore[no-untyped-call]
-                if settings.clip_norm:
-                    nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+                for module in self.modules() if settings.clip_norm else []:
+                    nn.utils.clip_grad_norm_(module.parameters(), settings.clip_norm)
                 optimizer.step()
                 self.after_step()
                 total, steps = total + loss.detach(), steps + 1

@@ -1,7 +1,8 @@
 """What a client keeps between rounds, on its own disk: its model and its method's state.
 
-One safetensors file a round, written atomically, the last two kept. A round that is asked twice (after a
-crash or a resume) starts from the same state, because training round r reads what is tagged before r.
+One safetensors file a round, written atomically; the newest and the two before it are kept. A round that is asked
+twice (after a crash or a resume) starts from the same state, because training round r reads what is tagged before r.
+Three, because a server whose newest checkpoint is broken asks for a round that the client is already one ahead of.
 Flower's ``context.state`` is not used: it lives in memory only and is shipped with every message.
 """
 
@@ -23,7 +24,7 @@ from safetensors.torch import save as to_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEPT_ROUNDS = 2
+KEPT_ROUNDS = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILE = "round-{:08d}.safetensors"
 
@@ -97,6 +98,11 @@ class ClientMemory:
             )
         return None
 
+    def path(self, *, before: int) -> Path | None:
+        """Return the file of the newest state tagged with a round before ``before``, or None."""
+        earlier = [number for number in self.rounds() if number < before]
+        return self.folder / _FILE.format(earlier[-1]) if earlier else None
+
     def _predecessor(self, round_number: int) -> str:
         """Return the round that was kept before ``round_number`` was written, "" if there was none."""
         try:
@@ -106,7 +112,7 @@ class ClientMemory:
             return ""
 
     def save(self, round_number: int, state: Mapping[str, Tensor]) -> None:
-        """Write ``state`` tagged with ``round_number``; older and later files beyond the last two go.
+        """Write ``state`` tagged with ``round_number``; later files and all but the newest three go.
 
         Raises:
             ClientMemoryError: If the disk is full or the folder cannot be written; what was kept before stays.

@@ -19,12 +19,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedapp import paths
+from fedapp import paths, tiers
 from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
 from fedapp.config import TrainingSettings, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory, digest
 from fedapp.payload import ClientInfo, Instruction, Uplink, layout
-from fedapp.seeds import derive
+from fedapp.seeds import derive, seeded
 from fedapp.strategies import METHODS
 from fedapp.wire import pack_info, pack_uplink, unpack_instruction
 
@@ -52,6 +52,7 @@ class Setup:
         domain: Name of the domain, "" if there is none.
         shared_init: True if clients of one architecture start from the same weights.
         memory: Folder for what this node keeps between rounds; ``~/.fedapp`` if None.
+        tier: The simulated device; by default the machine itself.
     """
 
     client: str
@@ -67,6 +68,7 @@ class Setup:
     domain: str = ""
     shared_init: bool = False
     memory: Path | None = None
+    tier: tiers.Tier = field(default_factory=tiers.Tier)
 
 
 def client_app(load: Callable[[Context], Setup]) -> ClientApp:
@@ -81,12 +83,18 @@ def client_app(load: Callable[[Context], Setup]) -> ClientApp:
         instruction = unpack_instruction(message.content)
         if simulated(context):
             paths.set_base(instruction.base)
-        return instruction, _placed(load(context), instruction, context)
+        setup = load(context)
+        setup = replace(setup, tier=tiers.of_node(context.run_config, context.node_config) or setup.tier)
+        return instruction, _placed(setup, instruction, context)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         try:
-            info = introduce(*ready(message, context))
+            instruction, setup = ready(message, context)
+            info = introduce(instruction, setup)
+            if simulated(context):
+                counts = torch.bincount(setup.train.y, minlength=setup.num_classes)
+                info = replace(info, label_counts=tuple(counts.tolist()))
         except Exception as error:  # the server reports it under this client's name
             info = ClientInfo(client_id(context), error=f"{type(error).__name__}: {error}")
         announced = int(context.node_config.get("num-partitions", 0))
@@ -123,8 +131,10 @@ def client_id(context: Context) -> str:
 def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> Uplink:
     """Train one round, keep the result in the client's memory, and return the uplink."""
     started = time.perf_counter()
+    setup.tier.drop(instruction.seed, instruction.round, setup.client)
     with _random_streams(instruction, setup, "train"):
         update, memory = _update(instruction, setup, before=instruction.round)
+        setup.tier.fit(update, setup.train, setup.model_name, setup.model_key)
         loaded = time.perf_counter()
         uplink = update.train(instruction.downlink, setup.train)
         trained = time.perf_counter()
@@ -134,7 +144,7 @@ def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> 
         "train-seconds": trained - loaded,
         "save-seconds": time.perf_counter() - trained,
     }
-    return replace(uplink, metrics={**uplink.metrics, **seconds})
+    return replace(uplink, metrics={**uplink.metrics, **seconds, **setup.tier.wait(seconds["train-seconds"])})
 
 
 def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
@@ -201,8 +211,8 @@ def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
     """Return the client's model with the weights kept, or with the client's own first weights."""
     model = _skeletons.get(setup.model_key) if kept is not None and setup.model_key is not None else None
     if model is None:
-        with torch.random.fork_rng():  # the round's own stream must not depend on whether a model was built
-            torch.manual_seed(derive(seed, "init", setup.model_name if setup.shared_init else setup.client))
+        # the round's own stream must not depend on whether a model was built
+        with seeded(derive(seed, "init", setup.model_name if setup.shared_init else setup.client)):
             model = setup.model()
         if setup.model_key is not None:
             while len(_skeletons) >= _CACHE_SIZE and setup.model_key not in _skeletons:
@@ -223,8 +233,7 @@ def _kept(update: ClientUpdate) -> dict[str, Tensor]:
 @contextmanager
 def _random_streams(instruction: Instruction, setup: Setup, purpose: str) -> Iterator[None]:
     """Seed torch for one message from (seed, round, client, purpose), and give the process its stream back."""
-    with torch.random.fork_rng():
-        torch.manual_seed(derive(instruction.seed, instruction.round, setup.client, purpose))
+    with seeded(derive(instruction.seed, instruction.round, setup.client, purpose)):
         yield
 
 

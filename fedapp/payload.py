@@ -84,6 +84,7 @@ class ClientInfo:
         domain: Name of its domain, "" if there is none.
         model_layout: Layout of its whole model, as :func:`layout` writes it.
         head_layout: Layout of its head.
+        label_counts: Training samples of every class (C,), in a simulation only: a device keeps them to itself.
         num_clients: Clients that the engine announces, 0 if it does not.
         digest: SHA-256 of its current model, where asked for.
         error: Why it cannot take part, "" if it can.
@@ -99,6 +100,7 @@ class ClientInfo:
     domain: str = ""
     model_layout: str = ""
     head_layout: str = ""
+    label_counts: tuple[int, ...] = ()
     num_clients: int = 0
     digest: str = ""
     error: str = ""

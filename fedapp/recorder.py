@@ -130,6 +130,8 @@ class Recorder:
             "seconds": record.seconds,
             "client_seconds": _totals(record),
             "failures": len(record.failures),
+            "failed": [failure for failure in self.failures if failure["round"] == record.round],
+            **({"analysis": _finite(record.analysis)} if record.analysis else {}),
         }
 
     def _spread(self, replies: list[Reply]) -> dict[str, Any]:
@@ -256,6 +258,9 @@ def _described(info: ClientInfo) -> dict[str, Any]:
         "train-examples": info.num_examples,
         "test-examples": info.num_test,
         "feature-dim": info.feature_dim,
+        "num-classes": info.num_classes,
+        "input-shape": list(info.input_shape),
+        **({"label-counts": list(info.label_counts)} if info.label_counts else {}),
     }
 
 
@@ -282,6 +287,13 @@ def _totals(record: RoundRecord) -> dict[str, float]:
 def _number(value: float | None) -> float | None:
     """Return a value that strict JSON can hold: what was not measured is null."""
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _finite(value: Any) -> Any:
+    """Return nested numbers as strict JSON can hold them."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return _number(value) if isinstance(value, float) else value
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:

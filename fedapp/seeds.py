@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def derive(seed: int, *parts: int | str) -> int:
@@ -20,3 +22,15 @@ def derive(seed: int, *parts: int | str) -> int:
     """
     text = "\x1f".join([str(seed), *(f"{type(part).__name__}:{part}" for part in parts)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run the block on torch's global random stream begun from ``seed``, and give the process its own back."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace for every idle backend
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
+        yield

@@ -20,7 +20,7 @@ from fedapp import datasets, models, paths, plugins  # noqa: E402
 from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
-from fedapp.seeds import derive  # noqa: E402
+from fedapp.seeds import derive, seeded  # noqa: E402
 from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
 from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
 
@@ -84,11 +84,11 @@ def check(config: RunConfig) -> tuple[Method, Any]:
 
 def _builder(config: RunConfig) -> Any:
     def build(client: ClientInfo, name: str) -> Any:
-        torch.manual_seed(derive(config.seed, "init", "server"))
         shape: Any = client.input_shape
-        return models.build(
-            name or client.model, num_classes=client.num_classes, input_shape=shape, feature_dim=config.feature_dim
-        )
+        with seeded(derive(config.seed, "init", "server")):
+            return models.build(
+                name or client.model, num_classes=client.num_classes, input_shape=shape, feature_dim=config.feature_dim
+            )
 
     return build
 

@@ -19,6 +19,7 @@ from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction,
 
 SCHEMA = 1
 Packed = dict[int, tuple[Arrays, ArrayRecord]]
+SIZES = ("input_shape", "label_counts")
 ARRAYS, ABOUT, SETTINGS, METRICS = "arrays", "about", "settings", "metrics"
 
 
@@ -70,7 +71,7 @@ def unpack_instruction(content: RecordDict) -> Instruction:
 def pack_info(info: ClientInfo) -> RecordDict:
     """Pack a client's answer to the question who it is."""
     about = dataclasses.asdict(info)
-    about["input_shape"] = "x".join(map(str, info.input_shape))
+    about.update({name: "x".join(map(str, getattr(info, name))) for name in SIZES})
     return RecordDict({ABOUT: ConfigRecord({"schema": SCHEMA, **about})})
 
 
@@ -82,8 +83,10 @@ def unpack_info(content: RecordDict) -> ClientInfo:
     """
     about = _about(content, "a node")
     try:
-        shape = tuple(int(size) for size in str(about.pop("input_shape")).split("x") if size)
-        info = ClientInfo(input_shape=shape, **about)
+        sizes: dict[str, Any] = {
+            name: tuple(int(size) for size in str(about.pop(name)).split("x") if size) for name in SIZES
+        }
+        info = ClientInfo(**sizes, **about)
         for name, kind in get_type_hints(ClientInfo).items():
             if name in about and type(about[name]) is not kind:
                 raise TypeError(f"{name} must be {kind.__name__}, got {about[name]!r}")

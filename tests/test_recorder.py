@@ -133,7 +133,7 @@ def test_rounds_count_every_byte_that_travelled(finished):
 
 def test_rounds_tell_where_the_seconds_went(finished):
     for line in lines_of(finished[0].folder):
-        assert set(line["seconds"]) == {"train", "aggregate", "evaluate"}
+        assert set(line["seconds"]) == {"train", "analyse", "aggregate", "evaluate"}
         assert set(line["client_seconds"]) == {"load", "train", "save", "evaluate"}
         spent = line["client_seconds"]
         assert spent["load"] + spent["train"] + spent["save"] <= line["seconds"]["train"]
@@ -201,7 +201,8 @@ def test_the_settings_on_disk_are_the_settings_of_the_run(finished):
     assert parse(RunConfig, written["settings"]) == recorder.config
     assert written["method-params"] == {"bn": "aggregate", "weighting": "samples"}
     assert written["clients"]["1"] == {
-        "model": "tiny", "domain": "sketch", "train-examples": 5, "test-examples": 4, "feature-dim": 5
+        "model": "tiny", "domain": "sketch", "train-examples": 5, "test-examples": 4, "feature-dim": 5,
+        "num-classes": 3, "input-shape": [4], "label-counts": [1, 2, 2],
     }  # fmt: skip
     assert {"python", "fedapp", "flwr", "torch", "numpy"} <= set(written["versions"])
 

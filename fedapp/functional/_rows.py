@@ -144,16 +144,13 @@ def compare(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return loss, active
 
 
-def repeated_gram(p: Tensor, position: Tensor) -> Tensor:
-    """Return the constant that :func:`centred_gram` makes of ``p[position]``, from products of single rows of p."""
+def repeated_gram(gram: Tensor, position: Tensor) -> Tensor:
+    """Return the constant that :func:`centred_gram` makes of ``p[position]``, from what it makes of p (k, d)."""
     with torch.no_grad():
-        n, counts = len(position), torch.bincount(position, minlength=len(p))
-        shares = counts.to(p.dtype) / n
-        mean = shares @ p
-        rows = p - mean
-        gram = rows @ rows.T
-        gram.masked_fill_(_only_rounding(n * torch.dot(gram.diagonal(), shares), n, mean), 0.0)
-        return gram.index_select(0, position).index_select(1, position)
+        shares = torch.bincount(position, minlength=len(gram)).to(gram.dtype) / len(position)
+        shift = gram @ shares
+        centred = torch.sub(gram - shift, shift.unsqueeze(1)).add_(torch.dot(shift, shares))
+        return centred.index_select(0, position).index_select(1, position)
 
 
 def zero(p: Tensor, q: Tensor) -> Tensor:

@@ -249,15 +249,29 @@ ALIGNMENTS: dict[str, Alignment] = {"gcsa": gcsa, "rcsa": rcsa, "mse": mse, "cos
 """The alignment losses by name."""
 
 
-def _repeated_rdm(p: Tensor, position: Tensor) -> Tensor:
-    return pair_distances(repeated_gram(unit_rows(p), position))
+class _Operator(NamedTuple):
+    """A structure operator in two steps: S(P) = descriptor(centred Gram of rows(P))."""
+
+    rows: Callable[[Tensor], Tensor]
+    descriptor: Callable[[Tensor], Tensor]
+
+    def gram(self, p: Tensor) -> Tensor:
+        """Return the centred Gram of the rows that S looks at."""
+        return centred_gram(self.rows(upcast(p)))
+
+    def compare(self, p: Tensor, gram: Tensor) -> Aligned:
+        """Compare S(P) with S(Q), where Q is given by its :meth:`gram`."""
+        return _compare(self.descriptor(self.gram(p)), self.descriptor(gram))
 
 
-_STRUCTURES: tuple[tuple[Alignment, tuple[Structure, Callable[[Tensor, Tensor], Tensor]]], ...] = (
-    (gcsa, (structure_gram, repeated_gram)),
-    (rcsa, (structure_rdm, _repeated_rdm)),
+_OPERATORS = (
+    (gcsa, _Operator(rows=lambda p: p, descriptor=lambda gram: gram)),
+    (rcsa, _Operator(rows=unit_rows, descriptor=pair_distances)),
 )
-"""Structural losses; their structure S(p), and the constant S(p[position]) from the relations of single rows of p."""
+
+
+def _operator(alignment: Alignment) -> _Operator | None:
+    return next((operator for loss, operator in _OPERATORS if loss is alignment), None)
 
 
 class Aligned(NamedTuple):
@@ -292,21 +306,19 @@ def align(
         Aligned(loss=tensor(0.), active=tensor(False))
     """
     check_same_rows(p, q)
-    return _align(p, q, None, alignment, min_rows)
-
-
-def _align(p: Tensor, q: Tensor, position: Tensor | None, alignment: Alignment, min_rows: int | None) -> Aligned:
-    """Return :func:`align` for p and q, or for p and ``q[position]`` where q is constant."""
-    structures = next((own for loss, own in _STRUCTURES if loss is alignment), None)
+    operator = _operator(alignment)
     if min_rows is None:
-        min_rows = _STRUCTURAL_ROWS if structures else 1
+        min_rows = _STRUCTURAL_ROWS if operator else 1
     if len(p) < min_rows:
-        return Aligned(zero(p, q), torch.zeros((), dtype=torch.bool, device=p.device))
-    if structures is None:
-        rows = q if position is None else q.index_select(0, position)
-        return Aligned(alignment(p, rows), torch.ones((), dtype=torch.bool, device=p.device))
-    structure, repeated = structures
-    return _compare(structure(p), structure(q) if position is None else repeated(upcast(q), position))
+        return _silent(p, q)
+    if operator is None:
+        return Aligned(alignment(p, q), torch.ones((), dtype=torch.bool, device=p.device))
+    with full_precision(p):
+        return operator.compare(p, operator.gram(q))
+
+
+def _silent(p: Tensor, q: Tensor) -> Aligned:
+    return Aligned(zero(p, q), torch.zeros((), dtype=torch.bool, device=p.device))
 
 
 class TwoLevel(NamedTuple):
@@ -363,9 +375,17 @@ def two_level(
     with full_precision(features):
         local, classes = batch_prototypes(features, labels)
         targets = prototypes.detach().index_select(0, classes)
-        proto = align(local, targets, alignment, min_rows)
-        # The targets of the samples are rows of the few targets above, and so are their relations.
-        inst = _align(features, targets, torch.searchsorted(classes, labels.contiguous()), alignment, min_rows)
+        position = torch.searchsorted(classes, labels.contiguous())
+        operator = _operator(alignment)
+        if operator is None:
+            proto = align(local, targets, alignment, min_rows)
+            inst = align(features, targets.index_select(0, position), alignment, min_rows)
+        else:
+            # The samples' targets repeat the k rows of the prototype level, and so do their relations.
+            needed, gram = min_rows or _STRUCTURAL_ROWS, operator.gram(targets)
+            proto = operator.compare(local, gram) if len(local) >= needed else _silent(local, gram)
+            repeated = repeated_gram(gram, position)
+            inst = operator.compare(features, repeated) if len(features) >= needed else _silent(features, gram)
     return TwoLevel(proto.loss, inst.loss, proto.active, inst.active)
 
 
@@ -374,6 +394,6 @@ def _compare(a: Tensor, b: Tensor) -> Aligned:
     if a.shape != b.shape:
         raise ValueError(f"descriptors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.numel() == 0:
-        return Aligned(zero(a, b), torch.zeros((), dtype=torch.bool, device=a.device))
+        return _silent(a, b)
     with full_precision(a):
         return Aligned(*compare(upcast(a), upcast(b)))

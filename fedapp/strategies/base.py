@@ -15,26 +15,18 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedapp.client_update import ClientUpdate
 from fedapp.config import ServerSettings, SettingError, flatten, join_pairs
-from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction, Uplink, order
+from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction, Uplink
 from fedapp.seeds import derive
-from fedapp.strategies.records import HEADLINE, Failure, Observer, Reply, RoundRecord, Traffic, weighted_metrics
-from fedapp.strategies.roster import Roster, failure_of
-from fedapp.wire import Packed, RejectedMessage, header_bytes, pack_instruction, payload_bytes, unpack_uplink
-
-TRAIN, EVALUATE = "train", "evaluate"
-EQUAL = {
-    "equal-models": ("model_layout", "the same model"),
-    "equal-heads": ("head_layout", "heads of the same shape"),
-    "equal-features": ("feature_dim", "features of the same width"),
-    "equal-classes": ("num_classes", "the same number of classes"),
-}
+from fedapp.strategies.exchange import EVALUATE, TRAIN, Exchange, check_accuracy
+from fedapp.strategies.records import HEADLINE, Failure, Observer, Reply, RoundRecord, weighted_metrics
+from fedapp.strategies.roster import Roster, misfits
 
 
 @dataclass(frozen=True)
@@ -107,9 +99,10 @@ class PayloadStrategy(Strategy):
         self.observers = list(observers)
         self.roster = Roster()
         self.num_rounds = 0
+        self.completed = 0
         self.record = RoundRecord(0)
         self._began = False
-        self._sent: dict[str, Message] = {}
+        self._exchange = Exchange(TRAIN, self.record, self.settings.round_timeout)
 
     # ---- what a method changes -------------------------------------------------------------------
 
@@ -133,6 +126,10 @@ class PayloadStrategy(Strategy):
 
     def aggregate(self, uplinks: Sequence[Uplink]) -> None:
         """Join checked uplinks, in the order of the client ids, into the server's state."""
+
+    def analyse(self, uplinks: Sequence[Uplink]) -> tuple[dict[str, Any], Arrays]:
+        """Return numbers and arrays worth reporting of checked uplinks, before they are joined."""
+        return {}, {}
 
     def state(self) -> Arrays:
         """Return the server's state as named arrays."""
@@ -169,6 +166,8 @@ class PayloadStrategy(Strategy):
             SettingError: If the clients do not fit the method.
             WorkerLostError: If a worker process of the simulation dies.
         """
+        if self._began:
+            raise RuntimeError(f"start was called before on this {self.name} strategy; make a new one for another run")
         if num_rounds < 0:
             raise SettingError(f"num-server-rounds must be at least 0, got {num_rounds}")
         self.num_rounds = num_rounds
@@ -181,18 +180,27 @@ class PayloadStrategy(Strategy):
             observer.on_start(self)
         result = Result()
         configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
-        for number in range(num_rounds + 1):
-            if number or num_rounds == 0:
-                self._round(grid, number, configs, result)
+        for number in range(self.completed, num_rounds + 1):
+            stop = ""
+            if number > self.completed or num_rounds == 0:
+                stop = self._round(grid, number, configs, result)
             if evaluate_fn and (metrics := evaluate_fn(number, self._state_record())) is not None:
                 result.evaluate_metrics_serverapp[number] = metrics
+            if stop:
+                log(INFO, "stopped after round %s: %s", number, stop)
+                break
         result.arrays = self._state_record()
         digests = self.roster.digests(grid, self._hello(digest=True), self.settings.round_timeout)
         for observer in self.observers:
             observer.on_end(self, digests)
         return result
 
-    def _round(self, grid: Grid, number: int, configs: tuple[ConfigRecord, ConfigRecord], result: Result) -> None:
+    def continue_after(self, completed: int, arrays: Arrays) -> None:
+        """Continue a run: take over the server's state as it was after round ``completed``."""
+        self.completed = completed
+        self.load_state(arrays)
+
+    def _round(self, grid: Grid, number: int, configs: tuple[ConfigRecord, ConfigRecord], result: Result) -> str:
         self.record = RoundRecord(number)
         arrays = ArrayRecord()
         timeout = self.settings.round_timeout
@@ -204,15 +212,15 @@ class PayloadStrategy(Strategy):
             clock = self._lap("train", clock)
             if self._join(number, replies):
                 result.train_metrics_clientapp[number] = _metric_record(self.record.trained)
-            clock = self._lap("aggregate", clock)
+            clock = self._lap("aggregate", clock + self.record.seconds.get("analyse", 0.0))
         if messages := self.configure_evaluate(number, arrays, configs[1], grid):
             metrics = self.aggregate_evaluate(number, list(grid.send_and_receive(messages, timeout=timeout)))
             self._lap("evaluate", clock)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[number] = metrics
         self._log_round()
-        for observer in self.observers:
-            observer.on_round(self, self.record)
+        reasons = [observer.on_round(self, self.record) for observer in self.observers]
+        return "; ".join(reason for reason in reasons if reason)
 
     def _log_round(self) -> None:
         record = self.record
@@ -261,10 +269,17 @@ class PayloadStrategy(Strategy):
         return self._state_record(), _metric_record(self.record.trained)
 
     def _join(self, server_round: int, replies: Iterable[Message]) -> bool:
-        uplinks = self._collect(replies, TRAIN)
+        uplinks = self._exchange.collect(
+            replies, lambda client: self.uplink_specs(self.clients[client]), self.check_uplink
+        )
         self.record.trained = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
         self.record.aggregated = len(uplinks) >= self.settings.min_replies
         if self.record.aggregated:
+            if self.observers:
+                clock = time.perf_counter()
+                self.record.analysis, artifacts = self.analyse(uplinks)
+                self.record.artifacts = dict(artifacts)
+                self._lap("analyse", clock)
             self.aggregate(uplinks)
         else:
             text = "round %s: %s usable replies, min-replies is %s: nothing changes"
@@ -273,7 +288,7 @@ class PayloadStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and average their metrics, weighted by samples."""
-        uplinks = self._collect(replies, EVALUATE)
+        uplinks = self._exchange.collect(replies, lambda client: {}, check_accuracy)
         self.record.evaluated = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
         return _metric_record(self.record.evaluated) if uplinks else None
 
@@ -317,30 +332,22 @@ class PayloadStrategy(Strategy):
             ) from None
 
     def _meet(self, grid: Grid) -> None:
-        if not self._began:
-            self.roster.gather(grid, self._hello(), self.settings)
-        else:
+        if self._began:
+            before = dict(self.clients)
             self.roster.refresh(grid, self._hello(), self.settings.node_timeout)
-        self._check_clients()
-        if not self._began:
-            self._began = True
-            self.begin()
+            self._leave_out_misfits(before)
+            return
+        self.roster.gather(grid, self._hello(), self.settings)
+        if misfit := misfits(self.name, self.requires, self.clients):
+            raise SettingError(misfit)
+        self._began = True
+        self.begin()
 
-    def _check_clients(self) -> None:
-        for requirement in self.requires:
-            attribute, words = EQUAL[requirement]
-            holders: dict[Any, list[str]] = {}
-            for client, info in self.clients.items():
-                holders.setdefault(getattr(info, attribute), []).append(f"{client} ({info.model})")
-            if len(holders) > 1:
-                groups = "; ".join(
-                    (f"{value}: " if isinstance(value, int) else "") + ", ".join(who[:4] + ["..."] * (len(who) > 4))
-                    for value, who in holders.items()
-                )
-                raise SettingError(
-                    f"{self.name} needs clients with {words}, got {len(holders)} kinds: {groups}; "
-                    'choose models that agree (setting "models"), or another method'
-                )
+    def _leave_out_misfits(self, before: Mapping[str, ClientInfo]) -> None:
+        """Leave out clients that came late and do not fit; the run goes on without them."""
+        for client, info in list(self.clients.items()):
+            if before.get(client) != info and (reason := misfits(self.name, self.requires, {**before, client: info})):
+                self.roster.leave_out(client, Failure(client, "start", "SettingError", reason))
 
     def _sample(self, fraction: float, server_round: int, phase: str) -> list[str]:
         everybody = list(self.clients)
@@ -352,66 +359,15 @@ class PayloadStrategy(Strategy):
 
     def _messages(self, chosen: list[str], server_round: int, phase: str, config: ConfigRecord) -> list[Message]:
         make = self.downlink if phase == TRAIN else self.evaluate_downlink
-        kind = MessageType.TRAIN if phase == TRAIN else MessageType.EVALUATE
         # Flower's own loop does not say how many rounds there will be; schedules need at least the current one.
         about = replace(self._hello(), round=server_round, num_rounds=max(self.num_rounds, server_round))
-        messages: list[Message] = []
-        packed: Packed = {}
+        self._exchange = Exchange(phase, self.record, self.settings.round_timeout)
         for client in chosen:
             downlink = make(self.clients[client])
             if config:
                 downlink = replace(downlink, settings={**downlink.settings, **_scalars(config)})
-            content = pack_instruction(replace(about, downlink=downlink), packed)
-            self.record.traffic[phase, client] = Traffic(
-                payload_down=payload_bytes(content), header_down=header_bytes(content)
-            )
-            messages.append(Message(content, self.roster.nodes[client], kind, group_id=str(server_round)))
-        self._sent = dict(zip(chosen, messages, strict=True))
-        return messages
-
-    def _collect(self, replies: Iterable[Message], phase: str) -> list[Uplink]:
-        """Check replies against who was asked; return the usable ones in the order of the client ids."""
-        asked = {message.metadata.message_id: client for client, message in self._sent.items()}
-        usable: dict[str, Uplink] = {}
-        answered: set[str] = set()
-        for reply in replies:
-            client = asked.get(reply.metadata.reply_to_message_id)
-            if client is None:
-                self._fail("unknown", phase, "RejectedMessage", "a reply to a message that was not sent this round")
-                continue
-            if client in answered:
-                self._fail(client, phase, "RejectedMessage", f"client {client!r} answered twice; the first counts")
-                continue
-            answered.add(client)
-            if reply.has_error():
-                self.record.failures.append(failure_of(client, phase, reply))
-                continue
-            traffic = self.record.traffic[phase, client]
-            traffic.payload_up, traffic.header_up = payload_bytes(reply.content), header_bytes(reply.content)
-            specs = self.uplink_specs(self.clients[client]) if phase == TRAIN else {}
-            try:
-                uplink = unpack_uplink(reply.content, client, specs)
-                if phase == TRAIN:
-                    self.check_uplink(uplink)
-                elif not 0 <= uplink.metrics.get(HEADLINE, 0) <= 1:
-                    raise RejectedMessage(
-                        f"client {client!r}: accuracy must be in [0, 1], got {uplink.metrics[HEADLINE]}"
-                    )
-            except ValueError as error:
-                text = str(error) if isinstance(error, RejectedMessage) else f"client {client!r}: {error}"
-                self._fail(client, phase, "RejectedMessage", text)
-            else:
-                usable[client] = uplink
-        for client in self._sent:
-            if client not in answered:
-                limit = f"{self.settings.round_timeout:g} s"
-                self._fail(client, phase, "NoReply", f"no reply from client {client!r} within {limit}")
-        self.record.failures.sort(key=lambda failure: (failure.phase != TRAIN, order(failure.client)))
-        return [usable[client] for client in self._sent if client in usable]
-
-    def _fail(self, client: str, phase: str, kind: str, reason: str) -> None:
-        log(WARNING, "client %s, %s: %s: %s", client, phase, kind, reason)
-        self.record.failures.append(Failure(client, phase, kind, reason))
+            self._exchange.send(client, self.roster.nodes[client], replace(about, downlink=downlink))
+        return list(self._exchange.sent.values())
 
     def _state_record(self) -> ArrayRecord:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in self.state().items()})

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from flwr.common.logger import log
 
 from fedapp.client_update import ClientUpdate, LabelledSamples, arrays_of, load_arrays
 from fedapp.config import SettingError, check, setting
@@ -80,6 +82,8 @@ class FedAvg(PayloadStrategy):
         model = self.model or arrays_of(require_model(self, ""))
         specs = specs_of(self.first_client.model_layout)
         local = batch_norm_entries(specs) if self.params.bn == "local" else set()
+        if self.params.bn == "local" and not local:
+            log(WARNING, "bn=local changes nothing: %s has no BatchNorm layers", self.first_client.model)
         self.model = {name: array for name, array in model.items() if name not in local}
         require_fit(self, self.model, {name: spec for name, spec in specs.items() if name not in local})
 

@@ -29,6 +29,8 @@ from fedapp.strategies.prototypes import PrototypeParams, PrototypeStrategy, Pro
 
 DEFAULT_WEIGHTS = {"mse": 0.1, "cosine": 1.0}
 STRUCTURAL_WEIGHT = 10.0
+MIN_ROWS = 2
+"""One row has no relations: an operator of one's own carries a signal from two rows on."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class FedSAFUpdate(PrototypeUpdate):
     def __init__(self, params: Any, local: Local) -> None:
         super().__init__(params, local)
         self.alignment = ALIGNMENTS[params.alignment]
+        self.min_rows: int | None = getattr(self.alignment, "keywords", {}).get("min_rows")
         self.tally = torch.zeros(4, device=local.device)
         self.steps = 0
 
@@ -72,7 +75,7 @@ class FedSAFUpdate(PrototypeUpdate):
         weights: tuple[float, float] = (self.params.proto_weight, self.params.inst_weight)
         if self.prototypes is None or weights == (0, 0):
             return loss
-        level = two_level(z, y, self.prototypes, self.known, self.alignment)
+        level = two_level(z, y, self.prototypes, self.known, self.alignment, self.min_rows)
         self.tally += torch.stack([value.detach().float() for value in level])
         return loss + weights[0] * level.proto + weights[1] * level.inst
 
@@ -98,8 +101,14 @@ def register_alignment(name: str, structure: Structure, discrepancy: Any = cosin
         name: Its name for the setting ``alignment``.
         structure: S: (n, d) -> descriptor.
         discrepancy: D: two descriptors -> scalar loss.
+
+    Raises:
+        SettingError: If another alignment has this name.
     """
-    ALIGNMENTS[name] = partial(structural, structure=structure, discrepancy=discrepancy)
+    mine = partial(structural, structure=structure, discrepancy=discrepancy, min_rows=MIN_ROWS)
+    kept = ALIGNMENTS.setdefault(name, mine)
+    if kept is not mine and getattr(kept, "keywords", None) != mine.keywords:
+        raise SettingError(f"alignment {name!r} exists already; give yours another name")
 
 
 METHOD = Method(

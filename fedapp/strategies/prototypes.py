@@ -17,6 +17,8 @@ from torch import Tensor
 from fedapp.client_update import EVALUATION_BATCH, ClientUpdate, LabelledSamples, Local
 from fedapp.config import check, lookup, setting
 from fedapp.functional import prototypes as prototype
+from fedapp.functional.geometry import cross_client_cka, shape_and_rigid
+from fedapp.functional.metrics import effective_dimension, entropy_rank, participation_ratio
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink
 from fedapp.strategies.base import PayloadStrategy
 
@@ -201,6 +203,21 @@ class PrototypeCollector(PayloadStrategy):
             raise ValueError(f"rows, classes and counts belong together, got only {sorted(uplink.arrays)}")
         self.laid_out(uplink)
 
+    def analyse(self, uplinks: Sequence[Uplink]) -> tuple[dict[str, Any], Arrays]:
+        """Report how the clients' prototypes lie to each other, and hand out the prototypes themselves."""
+        means, counts = self.stacked(uplinks)
+        client, held = np.nonzero(counts)
+        numbers = {
+            "effective_dimension": effective_dimension(means[client, held]) if len(held) else 0,
+            "participation_ratio": participation_ratio(means[client, held]) if len(held) else 0.0,
+            "entropy_rank": entropy_rank(means[client, held]) if len(held) else 0.0,
+            "cka": cross_client_cka(means, counts),
+        }
+        order = list(self.clients)
+        positions = np.array([order.index(uplink.client) for uplink in uplinks], np.int64)
+        rows, classes = means[client, held], held.astype(np.int64)
+        return numbers, {"rows": rows, "client": positions[client], "class": classes, "counts": counts[client, held]}
+
     def laid_out(self, uplink: Uplink) -> tuple[Floats, npt.NDArray[np.int64]]:
         """Return one client's prototypes (C, D) and counts (C,)."""
         num_classes, feature_dim = self.first_client.num_classes, self.first_client.feature_dim
@@ -246,6 +263,16 @@ class PrototypeStrategy(PrototypeCollector):
     def evaluate_downlink(self, client: ClientInfo) -> Downlink:
         """Send prototypes only if they predict."""
         return Downlink() if self.params.evaluate_by == "head" else self.downlink(client)
+
+    def analyse(self, uplinks: Sequence[Uplink]) -> tuple[dict[str, Any], Arrays]:
+        """Report besides how far every client is from the global prototypes it was sent, in shape and in basis."""
+        numbers, arrays = super().analyse(uplinks)
+        made = self.construction
+        parts = {}
+        for uplink in uplinks:
+            shape, rigid = shape_and_rigid(*self.laid_out(uplink), made.prototypes, made.known)
+            parts[uplink.client] = {"shape": shape, "rigid": rigid}
+        return {**numbers, "clients": parts}, arrays
 
     def aggregate(self, uplinks: Sequence[Uplink]) -> None:
         """Hand the laid-out prototypes to the construction."""

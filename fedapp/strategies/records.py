@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from fedapp.strategies.base import PayloadStrategy
@@ -65,6 +67,8 @@ class RoundRecord:
         failures: Clients without a usable reply.
         traffic: Bytes by (phase, client).
         seconds: Wall-clock seconds by phase: train, aggregate, evaluate.
+        analysis: Numbers that the method reports of the uplinks, if anybody watches.
+        artifacts: Arrays behind them, by name.
         aggregated: False if the round had fewer usable replies than ``min-replies`` and changed nothing.
     """
 
@@ -74,6 +78,8 @@ class RoundRecord:
     failures: list[Failure] = field(default_factory=list)
     traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    analysis: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     aggregated: bool = False
 
 
@@ -83,8 +89,8 @@ class Observer(Protocol):
     def on_start(self, strategy: PayloadStrategy) -> None:
         """Run once, after the clients have said who they are."""
 
-    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
-        """Run after every round."""
+    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> str | None:
+        """Run after every round; a text is the reason to stop the run here."""
 
     def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
         """Run once, after the last round, with the SHA-256 of every client's model."""

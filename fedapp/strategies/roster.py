@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -16,6 +17,12 @@ from fedapp.strategies.records import Failure
 from fedapp.wire import RejectedMessage, pack_instruction, unpack_info
 
 POLL_SECONDS = 0.1
+EQUAL = {
+    "equal-models": ("model_layout", "the same model"),
+    "equal-heads": ("head_layout", "heads of the same shape"),
+    "equal-features": ("feature_dim", "features of the same width"),
+    "equal-classes": ("num_classes", "the same number of classes"),
+}
 
 
 class NodesMissingError(RuntimeError):
@@ -96,6 +103,11 @@ class Roster:
             self.nodes[info.client], self.clients[info.client] = node, replace(info, digest="")
         self.clients = dict(sorted(self.clients.items(), key=lambda item: order(item[0])))
 
+    def leave_out(self, client: str, failure: Failure) -> None:
+        """Go on without a client."""
+        del self.clients[client], self.nodes[client]
+        self.failures.append(failure)
+
     def digests(self, grid: Grid, hello: Instruction, timeout: float) -> dict[str, str]:
         """Return the SHA-256 of every client's current model; clients that do not answer are left out."""
         answers, _ = ask(grid, self.nodes.values(), hello, timeout)
@@ -134,6 +146,25 @@ def read_answers(replies: Iterable[Message], asked: Mapping[str, int]) -> dict[i
         except RejectedMessage as error:
             answers[node] = ClientInfo(str(node), error=f"RejectedMessage: {error}")
     return answers
+
+
+def misfits(name: str, requires: Sequence[str], clients: Mapping[str, ClientInfo]) -> str:
+    """Return why the clients do not fit a method together, naming them; "" if they do."""
+    for requirement in requires:
+        attribute, words = EQUAL[requirement]
+        holders: dict[Any, list[str]] = {}
+        for client, info in clients.items():
+            holders.setdefault(getattr(info, attribute), []).append(f"{client} ({info.model})")
+        if len(holders) > 1:
+            groups = "; ".join(
+                (f"{value}: " if isinstance(value, int) else "") + ", ".join(who[:4] + ["..."] * (len(who) > 4))
+                for value, who in holders.items()
+            )
+            return (
+                f"{name} needs clients with {words}, got {len(holders)} kinds: {groups}; "
+                'choose models that agree (setting "models"), or another method'
+            )
+    return ""
 
 
 def failure_of(client: str, phase: str, reply: Message) -> Failure:

@@ -128,9 +128,6 @@ def test_the_shared_model_equals_fedavg_at_beta_1_bit_for_bit(tmp_path, weightin
     assert fingerprint(mutual.strategy.state()) == fingerprint(average.strategy.state())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="ClientUpdate clips the joint norm of all modules; HtFLlib clips each model's own"
-)
 def test_gradient_clipping_does_not_couple_the_two_models(tmp_path):
     made = Federation(tmp_path, kinds=("batch-norm",) * 3)
     made.training = replace(made.training, clip_norm=0.2)
