@@ -43,6 +43,17 @@ def test_equations_15_to_18_written_out(alignment):
     assert level.inst_active
 
 
+@pytest.mark.parametrize("alignment", STRUCTURAL)
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_targets_that_repeat_unevenly_keep_their_accuracy_in_float32(alignment, offset):
+    labels = torch.tensor([2] * 97 + [0, 1, 3])
+    features, prototypes = signed(100, 64) + offset, signed(4, 64, seed=1) + offset
+    expected = alignment(features, prototypes[labels])
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        inst = two_level(features.to(dtype), labels, prototypes.to(dtype), all_known(4), alignment).inst
+        assert inst.item() == pytest.approx(expected.item(), abs=tolerance)
+
+
 @pytest.mark.parametrize("alignment", EVERY)
 def test_each_level_alone_reaches_the_features(alignment):
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
