@@ -1,0 +1,119 @@
+"""The page around the sections: one file that loads nothing, and reads on a phone, on a desk and on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedapp.report import analyses, costs, sections
+from fedapp.report.markup import Html, join, tag
+from fedapp.report.records import Records, load
+
+NAME = "report.html"
+STYLE = """
+:root{color-scheme:light}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1120px;padding:16px;font:16px/1.5 system-ui,sans-serif;color:#1a1a1a;background:#fff;
+ overflow-wrap:break-word}
+h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}
+h2{font-size:1.25rem;margin:2.5rem 0 .75rem;padding-top:.5rem;border-top:2px solid #1a1a1a}
+nav{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.9rem}
+a{color:#00497a}
+.headline{font-size:1.2rem;line-height:1.45;border-left:5px solid #0072b2;padding:.25rem 0 .25rem .9rem;margin:1rem 0}
+.note{color:#404040;font-size:.92rem}
+.warning{border:2px solid #8a3b00;border-left-width:8px;padding:.5rem .75rem;font-weight:600}
+dl{display:grid;grid-template-columns:minmax(7rem,max-content) minmax(0,1fr);gap:.3rem 1rem;margin:0}
+dt{color:#595959}
+dd{margin:0;overflow-wrap:anywhere}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f4f4f4;border:1px solid #bbb;border-radius:4px;
+ padding:.75rem;margin:.25rem 0 1rem;user-select:all}
+code{font:.88rem/1.5 ui-monospace,monospace}
+details{margin:.75rem 0}
+summary{cursor:pointer;color:#00497a}
+.scroll{overflow-x:auto;max-width:100%;margin:.5rem 0}
+table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .75rem .25rem 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
+th[scope=row],thead th:first-child,caption{text-align:left}
+th[scope=row]{font-weight:400;min-width:4rem;max-width:18rem;overflow-wrap:anywhere}
+.words td{text-align:left}
+thead th{border-bottom:1.5px solid #595959}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:1.5rem 2rem;margin:1rem 0}
+figure{margin:0;min-width:0;max-width:620px;break-inside:avoid}
+.figures>.wide{grid-column:1/-1;max-width:none}
+.wide>svg{max-width:760px}
+figcaption{font-size:.92rem;margin-bottom:.5rem;color:#404040}
+figcaption b{display:block;color:#1a1a1a;font-size:1rem}
+svg{display:block;width:100%;height:auto}
+svg text{font:12px system-ui,sans-serif;fill:#1a1a1a}
+svg .axis{fill:#404040;font-weight:600}
+svg text[fill="#fff"]{fill:#fff}
+svg .halo{font-weight:600;paint-order:stroke;stroke:#fff;stroke-width:4px;stroke-linejoin:round}
+svg .sign text{fill:inherit;font-weight:600;text-anchor:middle}
+svg .s12 text{font-size:12px}svg .s10 text{font-size:10px}svg .s8 text{font-size:8px}
+footer{margin:3rem 0 1rem;color:#595959;font-size:.85rem}
+@media print{nav{display:none}body{max-width:none;font-size:11pt}h2{break-after:avoid}.scroll{overflow:visible}}
+"""
+
+
+def page(title: str, body: Sequence[Html]) -> str:
+    """Return a whole page."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+        tag("style", Html(STYLE)),
+    )
+    foot = tag("footer", "Made by fedapp from the run's records alone. This page loads nothing and sends nothing.")
+    return "<!doctype html>\n" + tag("html", head, tag("body", *body, foot), lang="en") + "\n"
+
+
+def contents(entries: Sequence[tuple[str, str]]) -> Html:
+    """Return the way to the sections.
+
+    Example:
+        >>> contents([("a", "A")])
+        '<nav><a href="#a">A</a></nav>'
+    """
+    return tag("nav", *(tag("a", title, href=f"#{name}") for name, title in entries))
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into a run's folder, from its records alone, and return its path.
+
+    Parts that the folder lacks (a run that has not finished, no evaluation, no prototypes) are said to be missing.
+
+    Args:
+        folder: A run's folder: config.yaml, and what there is of rounds.jsonl, clients.csv, summary.json and
+            prototypes.safetensors.
+
+    Raises:
+        SettingError: If it is no run's folder.
+    """
+    records = load(Path(folder))
+    path = Path(folder) / NAME
+    path.write_text(render(records), encoding="utf-8")
+    return path
+
+
+def render(records: Records) -> str:
+    """Return the page of one run."""
+    entries = (
+        ("what", "What ran", sections.what_ran),
+        ("accuracy", "Accuracy", sections.accuracy),
+        ("clients", "Clients", sections.clients),
+        ("training", "Losses and alignment", analyses.training),
+        ("prototypes", "Prototypes", analyses.prototypes),
+        ("bytes", "Bytes", costs.traffic),
+        ("time", "Time", costs.time_spent),
+        ("failures", "Failures", costs.failures),
+        ("rounds", "All rounds", costs.all_rounds),
+    )
+    top = [
+        tag("h1", f"{records.summary['method']} on {records.settings.get('dataset', 'unknown data')}"),
+        tag("p", f"Run {records.name}", class_="note"),
+        sections.state(records),
+        sections.headline(records),
+        contents([(name, title) for name, title, _ in entries]),
+    ]
+    return page(f"{records.name}: report", [join(top), *(build(records) for _, _, build in entries)])

@@ -1,0 +1,297 @@
+"""What ran, how to run it again, how well it went, and who took part."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedapp.config import RunConfig, defaults
+from fedapp.report import markup
+from fedapp.report.charts import Bar, Curve, Star, bars, curves
+from fedapp.report.maps import ROWS, Cells, cell_map
+from fedapp.report.markup import NOTHING, Html, details, figure, figures, join, note, number, percent, plain, table, tag
+from fedapp.report.records import Line, Records
+
+PLACES = ("out", "run-name", "resume")
+"""Settings that say where a run is kept, and change nothing about it."""
+STATISTICS = (("best", "best round"), ("last", "last round"), ("last_ten", "mean of the last ten"))
+BARS = 60  # clients that are all shown; of more, the worst forty
+WORST_BARS = 40
+
+
+def section(name: str, title: str, *body: object) -> Html:
+    """Return a section of the page.
+
+    Example:
+        >>> section("a", "A", "b")
+        '<section id="a"><h2>A</h2>b</section>'
+    """
+    return tag("section", tag("h2", title), *body, id=name)
+
+
+def share(key: str, value: float | None, element: str = "span") -> Html:
+    """Return an accuracy as per cent, with its place in the records."""
+    return number(key, value, percent(value), element)
+
+
+# ---- what ran --------------------------------------------------------------------------------------
+
+
+def command(records: Records, program: str = "fedapp run") -> str:
+    """Return the command that runs the same again: the number of clients, and the settings that are not defaults."""
+    usual = defaults(RunConfig)
+    words = [program, f"--clients {num_clients(records)}"]
+    for key, value in records.settings.items():
+        if key not in PLACES and (key not in usual or usual[key] != value):
+            written = str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"--set {shlex.quote(f'{key}={written}')}")
+    return " ".join(words)
+
+
+def num_clients(records: Records) -> int:
+    """Return how many clients were asked to take part, those included that could not start."""
+    absent = {f["client"] for f in records.summary["failures"] if f.get("phase") == "start" and f["round"] == 0}
+    return max(len(set(records.clients) | absent), records.summary.get("num_clients") or 0)
+
+
+def state(records: Records) -> Html:
+    """Return what is not as it should be with the records, in words."""
+    words = [note(text, kind="warning") for text in records.damage]
+    if not records.finished:
+        asked = records.settings.get("num-server-rounds", "?")
+        done = f"{len(records.rounds)} of {asked} rounds are recorded"
+        words.insert(0, note(f"This run has not finished: {done}. The totals are those so far.", kind="warning"))
+    return join(words)
+
+
+def headline(records: Records) -> Html:
+    """Return the outcome in one sentence for somebody who does not know the method."""
+    summary = records.summary
+    rounds = number("rounds", summary["rounds"], plain(summary["rounds"]))
+    clients = number("num_clients", summary["num_clients"], plain(summary["num_clients"]))
+    who = tag("b", summary["method"])
+    if not records.evaluated:
+        outcome = "no accuracy was measured"
+        return note(clients, " clients trained for ", rounds, " rounds with ", who, f"; {outcome}.", kind="headline")
+    last = records.evaluated[-1]
+    accuracy = summary["accuracy"]
+    words: list[object] = ["After ", rounds, " rounds of ", who, ", the models of ", clients, " clients classify "]
+    words += [tag("b", share("accuracy.last", accuracy["last"])), " of their test samples correctly"]
+    best = number("best_round", records.best_round, plain(records.best_round))
+    words += [" (at best ", share("accuracy.best", accuracy["best"]), ", in round ", best, ")"]
+    rows = [row for row in records.latest.values() if int(row["round"]) == last["round"]]
+    if len(rows) > 1:
+        top = max(rows, key=lambda row: float(row["accuracy"]))
+        words += [", from ", share(f"client.{top['client']}.accuracy", float(top["accuracy"]))]
+        words += [
+            " at client ",
+            tag("b", top["client"]),
+            " down to ",
+            share("clients.worst", summary["clients"]["worst"]),
+        ]
+        words += [" at client ", tag("b", str(summary["clients"]["worst_client"]))]
+    return note(*words, ".", kind="headline")
+
+
+def what_ran(records: Records) -> Html:
+    """Return the run in words, the command that repeats it, its versions and all its settings."""
+    settings, summary = records.settings, records.summary
+    models = sorted({str(info.get("model")) for info in records.clients.values()})
+    facts = [
+        ("method", summary["method"]),
+        ("method's parameters", pairs(records.config.get("method-params") or {})),
+        ("data set", settings.get("dataset", NOTHING)),
+        ("models", f"{settings.get('models', NOTHING)} ({', '.join(models)})"),
+        ("clients", number("num_clients", summary["num_clients"], plain(summary["num_clients"]))),
+        ("rounds", number("rounds", summary["rounds"], plain(summary["rounds"]))),
+        ("seed", number("seed", summary["seed"], str(summary["seed"]))),
+        ("seed of the partition", settings.get("partition-seed", NOTHING)),
+        ("versions", pairs(records.config.get("versions") or {}, " ")),
+    ]
+    digests = summary.get("model_sha256") or {}
+    return section(
+        "what",
+        "What ran, and how to run it again",
+        tag("dl", *(tag("dt", name) + tag("dd", value) for name, value in facts)),
+        tag("p", "To run it again:"),
+        tag("pre", tag("code", command(records)), class_="command"),
+        details("All settings", table(["setting", "value"], [(k, str(v)) for k, v in settings.items()])),
+        details(
+            "Digests of the final models (SHA-256): equal digests are equal models, bit by bit",
+            table(["client", "SHA-256"], [(client, tag("code", digest)) for client, digest in digests.items()]),
+        )
+        if digests
+        else "",
+    )
+
+
+def pairs(values: Mapping[str, Any], between: str = " = ") -> str:
+    """Return a mapping in one line.
+
+    Example:
+        >>> pairs({"alignment": "gcsa", "proto-weight": 10.0}), pairs({})
+        ('alignment = gcsa, proto-weight = 10.0', 'none')
+    """
+    return ", ".join(f"{key}{between}{value}" for key, value in values.items()) or "none"
+
+
+# ---- how well it went ------------------------------------------------------------------------------
+
+
+def accuracy(records: Records) -> Html:
+    """Return the accuracy over rounds, over clients and over domains."""
+    if not records.evaluated:
+        return section("accuracy", "Accuracy", note("No accuracy was measured in this run."))
+    drawn = figures(*(drawing for drawing in (_over_rounds(records), _domains(records)) if drawing))
+    return section("accuracy", "Accuracy", _statistics(records.summary), drawn, figures(_per_client(records)))
+
+
+def _statistics(summary: Line) -> Html:
+    rows = [("by samples", "accuracy", summary["accuracy"]), ("mean over clients", "client_mean_accuracy",
+            summary["client_mean_accuracy"])]  # fmt: skip
+    rows += [(f"domain {name}", f"domains.{name}", values) for name, values in summary["domains"].items()]
+    cells = [(name, *(share(f"{key}.{s}", values[s]) for s, _ in STATISTICS)) for name, key, values in rows]
+    spread = summary["clients"]
+    words: list[object] = ["At the last evaluation the clients had ", share("clients.mean", spread["mean"])]
+    words += [
+        " on average, with a standard deviation of ",
+        share("clients.std", spread["std"]),
+        "; the worst was client ",
+    ]
+    words += [tag("b", str(spread["worst_client"])), " with ", share("clients.worst", spread["worst"]), "."]
+    chosen = summary["accuracy"].get("by_validation")
+    if chosen is not None:
+        words += [
+            " The round that was best on the validation samples reached ",
+            share("accuracy.by_validation", chosen),
+        ]
+        words += [" on the test samples."]
+    return table(["accuracy", *(title for _, title in STATISTICS)], cells) + note(*words)
+
+
+def series(lines: Sequence[Line], *keys: str, factor: float = 1.0) -> list[tuple[float, float | None]]:
+    """Return a value over rounds, found under nested keys; None where it is missing.
+
+    Example:
+        >>> series([{"round": 1, "train": {"loss": 2.0}}, {"round": 2, "train": {}}], "train", "loss")
+        [(1.0, 2.0), (2.0, None)]
+    """
+    points: list[tuple[float, float | None]] = []
+    for line in lines:
+        value: Any = line
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        points.append((float(line["round"]), None if value is None else factor * float(value)))
+    return points
+
+
+def _over_rounds(records: Records) -> Html:
+    lines = records.evaluated
+    drawn = [
+        Curve("by samples", series(lines, "accuracy", factor=100)),
+        Curve("mean over clients", series(lines, "client_mean", factor=100)),
+        Curve("worst client", series(lines, "client_worst", factor=100)),
+        Curve("validation", series(lines, "evaluate", "validation-accuracy", factor=100)),
+    ]
+    best = max(lines, key=lambda line: line["accuracy"])
+    words = f"best {percent(best['accuracy'])}, round {best['round']}"
+    star = Star(best["round"], 100 * best["accuracy"], words)
+    how = (
+        "Higher is better; the star marks the best round. By samples every test sample counts the same, in the mean "
+        "over clients every client does."
+    )
+    return _drawn("Accuracy over rounds", how, curves(drawn, ("round", "accuracy, %"), stars=[star]))
+
+
+def _domains(records: Records) -> Html | None:
+    domains = records.summary["domains"]
+    if len(domains) < 2:
+        return None
+    known = {name: values["last"] for name, values in domains.items() if values["last"] is not None}
+    worst = min(known, key=lambda name: known[name], default="")
+    drawn = [
+        Bar(name, values["last"], percent(values["last"]), f"domains.{name}.last",
+            remark="worst" if name == worst and len(known) > 1 else "")
+        for name, values in domains.items()
+    ]  # fmt: skip
+    how = f"Accuracy over the test samples of each domain in the last evaluated round; the worst is {worst}."
+    return _drawn("Accuracy by domain", how, bars(drawn, "accuracy by domain", 1.0))
+
+
+def _per_client(records: Records) -> Html:
+    last = records.evaluated[-1]["round"]
+    worst = records.summary["clients"]["worst_client"]
+    drawn = []
+    for client in records.clients:
+        row = records.latest.get(client)
+        value = float(row["accuracy"]) if row else None
+        shown = percent(value) if row else "never evaluated"
+        if row and int(row["round"]) != last:
+            shown += f" (round {row['round']})"
+        key = f"client.{client}.accuracy"
+        drawn.append(Bar(client, value, shown, key, remark="worst" if client == worst else ""))
+    how = f"Accuracy of each client on its own test samples in the last evaluated round; the worst is client {worst}."
+    if len(drawn) > BARS:
+        how += f" Of {len(drawn)} clients the {WORST_BARS} worst are shown; the table of clients has all."
+        drawn = sorted(drawn, key=lambda bar: 2.0 if bar.value is None else bar.value)[:WORST_BARS]
+    return _drawn("Accuracy by client", how, bars(drawn, "accuracy by client", 1.0))
+
+
+def _drawn(title: str, how: str, drawing: Html | None) -> Html:
+    return figure(title, how, drawing) if drawing else Html("")
+
+
+# ---- who took part ---------------------------------------------------------------------------------
+
+
+def clients(records: Records) -> Html:
+    """Return the label map of the partition and the table of clients."""
+    counts = {client: info["label-counts"] for client, info in records.clients.items() if info.get("label-counts")}
+    if counts:
+        shown = list(counts)[:ROWS]
+        left_out = f" The first {ROWS} of {len(counts)} clients are shown." if len(counts) > ROWS else ""
+        cells = Cells(
+            shown,
+            [str(label) for label in range(max(len(counts[client]) for client in shown))],
+            [counts[client] for client in shown],
+            ("client", "class"),
+            "training samples",
+        )
+        drawing = cell_map(cells) or Html("")
+        how = f"Each row is a client, each column a class; darker is more training samples, white is none.{left_out}"
+        map_of = figures(figure("Who holds which classes", how, drawing, wide=True))
+    else:
+        map_of = note("How many samples of each class a client holds was not recorded.")
+    table_of = table(
+        ["client", "model", "domain", "trains on", "tested on", "accuracy", "rounds trained", "up", "down", "own time"],
+        [_client_row(records, client) for client in records.clients],
+    )
+    if len(records.clients) > BARS:
+        table_of = details(f"All {len(records.clients)} clients", table_of)
+    return section("clients", "Clients and their data", map_of, table_of)
+
+
+def _client_row(records: Records, client: str) -> tuple[object, ...]:
+    info, rows, latest = records.clients[client], records.rows_of(client), records.latest.get(client)
+
+    def total(*columns: str) -> float:
+        return sum(float(row.get(column) or 0) for row in rows for column in columns)
+
+    key = f"client.{client}"
+    up = int(total("payload_up", "header_up", "evaluate_payload_up", "evaluate_header_up"))
+    down = int(total("payload_down", "header_down", "evaluate_payload_down", "evaluate_header_down"))
+    own = total("load_seconds", "train_seconds", "save_seconds", "evaluate_seconds")
+    trained = sum(row["trained"] == "1" for row in rows)
+    return (
+        client,
+        info.get("model") or NOTHING,
+        info.get("domain") or NOTHING,
+        plain(info.get("train-examples")),
+        plain(info.get("test-examples")),
+        share(f"{key}.accuracy", float(latest["accuracy"])) if latest else NOTHING,
+        number(f"{key}.trained", trained, str(trained)),
+        number(f"{key}.bytes_up", up, markup.size(up)),
+        number(f"{key}.bytes_down", down, markup.size(down)),
+        number(f"{key}.seconds", own, markup.seconds(own)),
+    )
