@@ -100,6 +100,11 @@ def curve(run: Run) -> dict[int, float]:
     return {line["round"]: 100 * line["accuracy"] for line in run.rounds if line["accuracy"] is not None}
 
 
+def data_settings(run: Run) -> tuple[Any, ...]:
+    """Return the settings that decide who holds what: runs that share them must have had the same data."""
+    return tuple(run.settings.get(key) for key in (*_DATA_SETTINGS, "clients"))
+
+
 def data_differences(runs: Sequence[Run]) -> list[str]:
     """Return in which runs the clients held other data than in the first, and where; empty if all agree.
 
