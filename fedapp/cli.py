@@ -21,6 +21,8 @@ Clients = Annotated[int, typer.Option(min=1, help="Simulated clients.")]
 Rounds = Annotated[int | None, typer.Option(min=0, help="Communication rounds.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of weights, batches and sampling.")]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="Folder for results.")]
+SettingsFile = Annotated[str | None, typer.Option(metavar="FILE.yaml", help="Settings; --set wins over them.")]
+By = Annotated[list[str] | None, typer.Option(help="Settings that tell rows or lines apart, as method,models.")]
 Engine = Annotated[str, typer.Option(help="flower = Flower's simulation with Ray; local = this process.")]
 
 
@@ -44,21 +46,79 @@ def run(
 
 @app.command()
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="Methods to compare, e.g. fedsaf local.")],
+    methods: Annotated[
+        list[str], typer.Argument(help='Methods, with settings of their own if need be: "fedsaf alignment=rcsa" local.')
+    ],
     settings: Settings = None,
     clients: Clients = 10,
     rounds: Rounds = None,
-    seed: Seed = None,
+    seeds: Annotated[str, typer.Option(help="Training seeds, as 0,1,2; an interval needs three.")] = "0",
     out: Out = None,
     engine: Engine = "flower",
+    config: SettingsFile = None,
+    name: Annotated[str, typer.Option(help="Name of the folder; an unfinished comparison is continued.")] = "",
 ) -> None:
-    """Run several methods on the same seed, data and partition, and print them side by side."""
-    from fedapp.experiments import comparison
+    """Run several methods on the same seeds, data and partition, and put them side by side.
+
+    The table, paired differences to the first method and a figure land in OUT/NAME/, the runs below it.
+    """
+    from fedapp.experiments import commands
 
     with _honest():
-        config = _config(settings, rounds, seed, out)
-        _known_methods(methods)
-        _print_outcome(comparison.compare(methods, config, clients, _engine(engine), _printer))
+        given = commands.settings_of(settings or [], config)
+        options = {"num-server-rounds": rounds, "out": out}
+        values = {**given, **{key: value for key, value in options.items() if value is not None}}
+        chosen = commands.seeds_of(seeds) or (0,)
+        commands.compare(methods, values, clients, chosen, _engine(engine), name, typer.echo)
+
+
+@app.command()
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="FILE.yaml", help="A grid, or the name of a shipped one.")],
+    settings: Settings = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds in place of the file's, as 0,1,2.")] = None,
+    out: Out = None,
+    engine: Annotated[str | None, typer.Option(help="flower or local, in place of the file's.")] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list the runs and whether they are done.")] = False,
+) -> None:
+    """Run every combination of a grid of settings and seeds; started again, it goes on where it was.
+
+    A run that breaks does not stop the others. `fedapp table` and `fedapp plot` show what is done at any time.
+    """
+    from fedapp.experiments import commands
+
+    with _honest():
+        chosen, folder = commands.seeds_of(seeds), out or "fedapp-runs"
+        commands.sweep(
+            file, words=settings or [], seeds=chosen, out=folder, engine=engine, only_list=only_list, say=typer.echo
+        )
+
+
+@app.command()
+def table(
+    folder: Annotated[str, typer.Argument(help="Folder of a sweep, of a comparison, or of several runs.")],
+    by: By = None,
+    columns: Annotated[str, typer.Option(help="Settings for columns, as dataset,dirichlet-alpha.")] = "",
+    metric: Annotated[list[str] | None, typer.Option(help="best, last, last_ten, client_worst, mib_up ...")] = None,
+) -> None:
+    """Print and write the table of finished runs, beside the numbers that the grid expects. Reads records only."""
+    from fedapp.experiments import commands
+
+    with _honest():
+        commands.table(folder, _keys(by), _keys([columns]), metric or ["best"], typer.echo)
+
+
+@app.command()
+def plot(
+    folder: Annotated[str, typer.Argument(help="Folder of a sweep, of a comparison, or of several runs.")],
+    by: By = None,
+    metric: Annotated[str, typer.Option(help="best, last, last_ten, client_worst, mib_up ...")] = "best",
+) -> None:
+    """Draw curves, numbers and heat map of finished runs into FOLDER/figures, as SVG and PNG. Reads records only."""
+    from fedapp.experiments import commands
+
+    with _honest():
+        commands.plot(folder, _keys(by), metric, typer.echo)
 
 
 @app.command()
@@ -138,12 +198,8 @@ def _engine(name: str) -> str:
     return lookup({"flower": "flower", "local": "local"}, name, "engine")
 
 
-def _known_methods(names: list[str]) -> None:
-    from fedapp.config import lookup
-    from fedapp.strategies import METHODS
-
-    for name in names:
-        lookup(METHODS, name, "method")
+def _keys(words: list[str] | None) -> list[str]:
+    return [key.strip() for word in words or [] for key in word.split(",") if key.strip()]
 
 
 def _printer(method: str) -> Any:

@@ -163,10 +163,10 @@ def comma_separated(found: Results, by: Sequence[str] = (), metrics: Sequence[st
     return sink.getvalue()
 
 
-def write(table: Table, found: Results, by: Sequence[str], metrics: Sequence[str]) -> list[Path]:
+def write(shown: Sequence[Table], found: Results, by: Sequence[str], metrics: Sequence[str]) -> list[Path]:
     """Write table.md and table.csv beside the runs, in place of earlier ones."""
     paths = [found.folder / "table.md", found.folder / "table.csv"]
-    replace_text(paths[0], markdown(table))
+    replace_text(paths[0], "\n".join(map(markdown, shown)))
     replace_text(paths[1], comma_separated(found, by, metrics))
     return paths
 
