@@ -34,13 +34,7 @@ def settings_of(words: Sequence[str], file: str | None = None) -> dict[str, Any]
         >>> settings_of(["seed=3", "method-params.alignment=rcsa"])
         {'seed': '3', 'method-params': 'alignment=rcsa'}
     """
-    given = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise SettingError(f"--set takes key=value, got {word!r}")
-        given = grid.merge(given, {key: value})
-    merged = grid.merge(_mapping(file) if file else {}, given)
+    merged = grid.merge(_mapping(file) if file else {}, _pairs(words))
     params = {key.removeprefix(f"{PARAMS}."): value for key, value in merged.items() if key.startswith(f"{PARAMS}.")}
     flat = {key: value for key, value in merged.items() if not key.startswith(f"{PARAMS}.")}
     return {**flat, PARAMS: join_pairs(params)} if params else flat
@@ -111,7 +105,7 @@ def sweep(
         SettingError: If the file or a setting is wrong; nothing has run then.
         RunFailedError: If cells broke, naming them, after all others are done.
     """
-    plan = grid.load(grid.find(file), settings_of(words), seeds)
+    plan = grid.load(grid.find(file), _pairs(words), seeds)
     plan = replace(plan, engine=lookup(grid.ENGINES, engine, "engine")) if engine else plan
     folder = Path(resolve(out)) / plan.name
     if only_list:
@@ -171,6 +165,16 @@ def show(table: tables.Table) -> None:
 
 
 # ---- parts ---------------------------------------------------------------------------------------
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise SettingError(f"--set takes key=value, got {word!r}")
+        pairs[key] = value
+    return pairs
 
 
 def _mapping(file: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Comparison:
     Attributes:
         folder: Where its runs, tables and figures are.
         labels: The methods as given, in order; differences are to the first.
+        sweep: What was planned.
         runs: The finished runs of each method by seed.
         seeds: All seeds.
         broken: The cause of every broken run, by its name.
@@ -50,6 +51,7 @@ class Comparison:
 
     folder: Path
     labels: tuple[str, ...]
+    sweep: grid.Sweep
     runs: dict[str, dict[int, Run]]
     seeds: tuple[int, ...]
     broken: dict[str, str]
@@ -59,6 +61,12 @@ class Comparison:
     def same_data(self) -> bool:
         """Whether the clients of all runs held the same data, as their records tell."""
         return not records.data_differences([run for seeds in self.runs.values() for run in seeds.values()])
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The settings that all runs were given, other than the defaults."""
+        own = ("method", f"{PARAMS}.", grid.CLIENTS)
+        return {key: value for key, value in self.sweep.cells[0].settings.items() if not key.startswith(own)}
 
     def numbers(self, label: str, metric: str) -> dict[int, float | None]:
         """Return one number of a method by seed."""
@@ -98,9 +106,9 @@ def compare(
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise SettingError(f"{', '.join(sorted(twice))} given twice; give each method once")
     seeds = tuple(dict.fromkeys(seeds))
-    settings = [_settings(label, labels, config) for label in labels]
-    described = {"grid": settings, "seeds": list(seeds), "clients": clients, "engine": engine}
-    sweep = grid.build(described, name or _name(labels, config))
+    points = [_point(label, labels, config) for label in labels]
+    plan = {"base": _shared(config), "grid": points, "seeds": list(seeds), "clients": clients, "engine": engine}
+    sweep = grid.build(plan, name or _name(labels, config))
     if len(sweep.cells) < len(labels) * len(seeds):
         raise SettingError(f"two of {', '.join(labels)} mean the same settings; give each method once")
     folder = _folder(Path(resolve(config.out)), sweep, named=bool(name))
@@ -123,8 +131,7 @@ def write(found: Comparison) -> list[Path]:
         if found.runs[label]
     ]
     if lines:
-        title = f"{len(found.labels)} methods, {len(found.seeds)} seeds"
-        paths += figures.save(figures.draw_curves({title: lines}), found.folder / "comparison")
+        paths += figures.save(figures.draw_curves({_what(found): lines}), found.folder / "comparison")
     execution.replace_text(paths[0], json.dumps(described(found), indent=1, allow_nan=False) + "\n")
     return paths + _report(found)
 
@@ -139,7 +146,9 @@ def table(found: Comparison) -> Table:
         ]
         body.append((label, f"{len(found.runs[label])}/{len(found.seeds)}", *cells))
     notes = (PLUS_MINUS,) if len(found.seeds) > 1 else ("one seed: nothing is known about its spread",)
-    return Table("Comparison", header, tuple(body), (*notes, *found.warnings))
+    given = " ".join(f"{key}={value}" for key, value in found.shared.items())
+    notes += (f"settings other than the defaults: {given or 'none'}",)
+    return Table(f"Comparison: {_what(found)}", header, tuple(body), (*notes, *found.warnings))
 
 
 def differences(found: Comparison) -> Table:
@@ -170,6 +179,9 @@ def described(found: Comparison) -> dict[str, Any]:
         "name": found.folder.name,
         "methods": methods,
         "seeds": list(found.seeds),
+        "clients": found.sweep.cells[0].clients,
+        "engine": found.sweep.engine,
+        "settings": found.shared,
         "differences": [
             {"method": label, "to": found.labels[0], "metric": metric, **asdict(value)}
             for label, metric, value in pairs
@@ -194,26 +206,28 @@ def rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-def _settings(label: str, labels: Sequence[str], config: RunConfig) -> dict[str, Any]:
-    """Return the settings of one method: all that differ from the defaults, and its own."""
+def _shared(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that all methods have and that are not the defaults."""
+    default = flatten(RunConfig())
+    apart = ("method", PARAMS, *grid.ELSEWHERE)
+    return {key: value for key, value in flatten(config).items() if key not in apart and value != default[key]}
+
+
+def _point(label: str, labels: Sequence[str], config: RunConfig) -> dict[str, Any]:
+    """Return a method and its own settings, checked by name."""
+    from fedapp import plugins
     from fedapp.strategies import METHODS
 
+    plugins.load(config.plugins)
     name, _, own = label.partition(" ")
-    if config.plugins:
-        from fedapp import plugins
-
-        plugins.load(config.plugins)
     lookup(METHODS, name, "method")
     if config.method_params and config.method not in labels:
         raise SettingError(
             f"method-params belong to {config.method} (set with method=...), which is not compared without settings "
             f'of its own; give each method its own, as in fedapp compare "{name} {config.method_params}"'
         )
-    default = flatten(RunConfig())
-    apart = ("method", PARAMS, *grid.ELSEWHERE)
-    shared = {key: value for key, value in flatten(config).items() if key not in apart and value != default[key]}
     params = config.method_params if name == config.method and not own else own
-    return {"method": name, PARAMS: split_pairs(params), **shared}
+    return {"method": name, PARAMS: split_pairs(params)}
 
 
 def _name(labels: Sequence[str], config: RunConfig) -> str:
@@ -260,7 +274,7 @@ def _collect(
             if outcomes[cell.name].status == "done":
                 runs[label][seed] = records.read(folder / cell.name)
     warnings = results.warnings(results.load(folder))
-    return Comparison(folder, tuple(labels), runs, tuple(seeds), execution.broken(outcomes), tuple(warnings))
+    return Comparison(folder, tuple(labels), sweep, runs, tuple(seeds), execution.broken(outcomes), tuple(warnings))
 
 
 def _report(found: Comparison) -> list[Path]:
@@ -272,6 +286,12 @@ def _report(found: Comparison) -> list[Path]:
     if write_report is None or not folders:
         return []
     return [Path(write_report(folders, found.folder))]
+
+
+def _what(found: Comparison) -> str:
+    config, clients = found.sweep.cells[0].config, found.sweep.cells[0].clients
+    seeds = f"seeds {', '.join(map(str, found.seeds))}" if len(found.seeds) > 1 else f"seed {found.seeds[0]}"
+    return f"{config.data.dataset}, {clients} clients, {config.num_server_rounds} rounds, {seeds}"
 
 
 def _interval(value: Paired | None) -> str:

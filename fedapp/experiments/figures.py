@@ -93,7 +93,10 @@ def draw_curves(panels: Mapping[str, Sequence[Line]]) -> Figure:
         axis.legend(fontsize=8, loc="best", handlelength=4)
         axis.grid(alpha=0.25, linewidth=0.5)
     bands = any(one.std for lines in panels.values() for one in lines)
-    _foot(figure, "star: best round" + ("; band: ± one standard deviation over seeds" if bands else "; one seed"))
+    _foot(
+        figure,
+        "star: best round of the mean" + ("; band: ± one standard deviation over seeds" if bands else "; one seed"),
+    )
     return figure
 
 

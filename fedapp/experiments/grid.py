@@ -225,12 +225,13 @@ def merge(*layers: Mapping[str, Any]) -> Settings:
     """
     merged: Settings = {}
     for layer in layers:
+        pairs: Mapping[str, Any] = {}
         if PARAMS in layer:
             merged = {key: value for key, value in merged.items() if not key.startswith(f"{PARAMS}.")}
             whole = layer[PARAMS]
             pairs = whole if isinstance(whole, Mapping) else split_pairs(str(whole or ""))
-            merged.update({f"{PARAMS}.{key}": value for key, value in pairs.items()})
-        merged.update({str(key): value for key, value in layer.items() if key != PARAMS})
+        single = {str(key): value for key, value in layer.items() if key != PARAMS}
+        merged = {**merged, **single, **{f"{PARAMS}.{key}": value for key, value in pairs.items()}, **single}
     return merged
 
 

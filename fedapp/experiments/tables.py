@@ -177,10 +177,12 @@ def with_spread(value: Spread | None, digits: int = 2) -> str:
     Example:
         >>> with_spread(Spread(88.028, 0.131, 3)), with_spread(Spread(1.0, None, 1), 1), with_spread(None)
         ('88.03 ± 0.13', '1.0', '-')
+        >>> with_spread(Spread(1.69, 0.0, 3))  # a count that no seed changes
+        '1.69'
     """
     if value is None:
         return "-"
-    return f"{value.mean:.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
+    return f"{value.mean:.{digits}f}" + (f" ± {value.std:.{digits}f}" if value.std else "")
 
 
 def short(key: str) -> str:
