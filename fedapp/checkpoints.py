@@ -7,11 +7,13 @@ The checksum covers the whole file, so that a broken newest checkpoint is passed
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ from safetensors.numpy import load as from_bytes
 from safetensors.numpy import save as to_bytes
 
 from fedapp.config import SettingError
-from fedapp.memory import ClientMemory
+from fedapp.memory import ClientMemory, write_atomically
 from fedapp.strategies.base import PayloadStrategy
 from fedapp.strategies.records import RoundRecord
 
 KEPT = 2
+BARREN_ROUNDS = 3
 _PATTERN = re.compile(r"round-(\d{8})-([0-9a-f]{64})\.safetensors")
 
 
@@ -48,7 +51,7 @@ class Checkpointer:
 
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> str | None:
         """Write the server's state as it is after this round."""
-        data = to_bytes({name: np.ascontiguousarray(array) for name, array in strategy.state().items()})
+        data = to_bytes({name: np.asarray(array, order="C") for name, array in strategy.state().items()})
         name = f"round-{record.round:08d}-{hashlib.sha256(data).hexdigest()}.safetensors"
         write_atomically(self.folder / name, data)
         kept = {path for _, path in found(self.folder)[-KEPT:]}
@@ -80,14 +83,20 @@ def newest(run: Path) -> tuple[int, dict[str, npt.NDArray[Any]]]:
     return 0, {}
 
 
-def write_atomically(target: Path, data: bytes) -> None:
-    """Write ``data`` to ``target`` so that a crash leaves the old file, or none, but never half of one."""
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(target)
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a run's folder for this process, so that a run which is still going on is not continued beside itself.
+
+    Raises:
+        SettingError: If another process holds it.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise SettingError(f"{folder} is being written by a run that is still going on; wait for it") from None
+        yield  # a file system without locks is no reason not to run
 
 
 class ModelKeeper:
@@ -143,7 +152,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 class Stopper:
-    """An observer that ends a run early.
+    """An observer that ends a run early, and as failed when all clients have failed for three rounds.
 
     Args:
         patience: Stop when the best accuracy is this many evaluations old; 0 = never.
@@ -167,13 +176,20 @@ class Stopper:
         """Return the reason to stop, if there is one.
 
         Raises:
-            SettingError: If there were too many failures; names the last one.
+            SettingError: If there were too many failures, or nobody trains any more; names the last failure.
         """
         if self.max_failures and len(self.failures) >= self.max_failures:
             last = self.failures[-1]
             raise SettingError(
                 f"{len(self.failures)} client failures by round {record.round}, max-failures is {self.max_failures}; "
                 f"the last: client {last['client']}: {last['kind']}: {last['reason']}"
+            )
+        recent = [line for line in self.lines if line["round"]][-BARREN_ROUNDS:]
+        if len(recent) == min(BARREN_ROUNDS, strategy.num_rounds) and not any(line["trained"] for line in recent):
+            last = self.failures[-1] if self.failures else {"client": "?", "kind": "NoReply", "reason": "no reply"}
+            raise SettingError(
+                f"no client trained in the last {len(recent)} rounds; the last failure: client {last['client']}: "
+                f"{last['kind']}: {last['reason']}"
             )
         accuracies = [line["accuracy"] for line in self.lines if line["accuracy"] is not None]
         if self.patience and accuracies:

@@ -13,13 +13,13 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
+from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,23 +117,19 @@ class ClientMemory:
         Raises:
             ClientMemoryError: If the disk is full or the folder cannot be written; what was kept before stays.
         """
-        target = self.folder / _FILE.format(round_number)
-        scratch = target.with_suffix(f".{os.getpid()}.tmp")
         earlier = [number for number in self.rounds() if number < round_number]
-        data = to_bytes(_unshared(state), metadata={"after": str(earlier[-1]) if earlier else ""})
+        tensors = _unshared(state)
+        metadata = {"after": str(earlier[-1]) if earlier else ""}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with scratch.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                scratch.unlink()
-            reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+            with replacing(self.folder / _FILE.format(round_number)) as scratch:
+                save_file(tensors, scratch, metadata=metadata)
+        except (OSError, SafetensorError) as error:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
             raise ClientMemoryError(
-                f"cannot keep {len(data) / 2**20:.1f} MiB of client state in {self.folder}: {reason}; "
+                f"cannot keep {size / 2**20:.1f} MiB of client state in {self.folder}: "
+                f"{'the disk is full' if full else error}; "
                 'free space there, or set another folder (run setting "out", node-config "state-dir")'
             ) from error
         self._unreadable.discard(round_number)
@@ -147,6 +143,34 @@ class ClientMemory:
             if path.name not in {_FILE.format(number) for number in kept}:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a scratch file to write, and move it onto ``target`` when it is whole and on the disk.
+
+    A crash leaves the old file, or none, but never half of one; an error leaves nothing behind.
+    """
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield scratch
+        with scratch.open("rb+") as file:
+            os.fsync(file.fileno())
+        scratch.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def write_atomically(target: Path, data: bytes) -> None:
+    """Write ``data`` to ``target`` so that a crash leaves the old file, or none, but never half of one.
+
+    Raises:
+        OSError: If it cannot be written; nothing is left behind.
+    """
+    with replacing(target) as scratch:
+        scratch.write_bytes(data)
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
+import io
 import json
 import math
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from safetensors.numpy import save as to_bytes
 
 from fedapp.config import RunConfig, SettingError, flatten
 from fedapp.functional import metrics
-from fedapp.memory import safe_name
+from fedapp.memory import safe_name, write_atomically
 from fedapp.payload import ClientInfo
 from fedapp.strategies.base import PayloadStrategy
 from fedapp.strategies.records import HEADLINE, Reply, RoundRecord, weighted_metrics
@@ -32,23 +34,36 @@ PACKAGES = ("fedapp", "flwr", "torch", "torchvision", "numpy", "ray", "datasets"
 
 
 class Recorder:
-    """Results of one run in ``<out>/<run-name>/``; an existing folder is never written to.
+    """Results of one run in ``<out>/<run-name>/``; an existing folder is written to only to continue that run.
 
     Args:
-        config: The run's settings, with an absolute ``out``.
+        config: The run's settings, with an absolute ``out``; ``resume`` names the folder of a run to continue.
+        progress: Called with every line of rounds.jsonl.
+        completed: Rounds that the run to be continued has behind it; what was recorded of later ones goes.
 
     Raises:
         SettingError: If the folder of a given run name exists already, or cannot be made.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, completed: int = 0, progress: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         self.config = config
-        self.name, self.folder = _new_folder(config)
+        self.progress = progress
         self.clients: dict[str, ClientInfo] = {}
+        if config.resume:
+            self.folder = Path(config.resume)
+            self.name = self.folder.name
+        else:
+            self.name, self.folder = _new_folder(config)
+            self._write_config({}, {})
         self.rounds: list[dict[str, Any]] = []
         self.failures: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self._absent = 0  # nodes that could not join, as far as they are among the failures
+        self._told = 0  # failures that stand in a line of rounds.jsonl
+        if config.resume:
+            self._take_up(completed)
         self._started = time.perf_counter()
 
     # ---- the observer ----------------------------------------------------------------------------
@@ -56,18 +71,15 @@ class Recorder:
     def on_start(self, strategy: PayloadStrategy) -> None:
         """Write the resolved settings and open the tables."""
         self.clients = dict(strategy.clients)
-        described = {
-            "run": self.name,
-            "settings": flatten(self.config),
-            "method-params": flatten(strategy.params),
-            "versions": _versions(),
-            "clients": {client: _described(info) for client, info in self.clients.items()},
-        }
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
-        self._add_failures(0, strategy.roster.failures)
+        self._write_config(
+            flatten(strategy.params), {client: _described(info) for client, info in self.clients.items()}
+        )
+        if not [known for known in self.failures if known["round"] == 0]:
+            self._add_failures(0, strategy.roster.failures)
         self._absent = len(strategy.roster.failures)
-        with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(COLUMNS)
+        if not (self.folder / "clients.csv").exists():
+            with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(COLUMNS)
 
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
         """Append one line to rounds.jsonl and one row a client to clients.csv."""
@@ -81,6 +93,11 @@ class Recorder:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         with (self.folder / "clients.csv").open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(self._rows(record))
+        if record.artifacts:
+            arrays = {name: np.asarray(array, order="C") for name, array in record.artifacts.items()}
+            write_atomically(self.folder / "prototypes.safetensors", to_bytes(arrays))
+        if self.progress:
+            self.progress(line)
 
     def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
         """Write summary.json."""
@@ -110,6 +127,32 @@ class Recorder:
 
     # ---- parts -----------------------------------------------------------------------------------
 
+    def _write_config(self, params: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
+        described = {
+            "run": self.name,
+            "settings": {**flatten(self.config), "resume": ""},
+            "method-params": dict(params),
+            "versions": _versions(),
+            "num-clients": max((info.num_clients for info in self.clients.values()), default=0) or len(self.clients),
+            "clients": dict(clients),
+        }
+        text = yaml.safe_dump(described, sort_keys=False)
+        write_atomically(self.folder / "config.yaml", text.encode())
+
+    def _take_up(self, completed: int) -> None:
+        """Read what was recorded of the rounds behind the run, and drop what was recorded of later ones."""
+        lines = _whole_lines(self.folder / "rounds.jsonl")
+        self.rounds = [line for line in map(json.loads, lines) if line["round"] <= completed]
+        self.failures = [failure for line in self.rounds for failure in line["failed"]]
+        self._told = len(self.failures)
+        kept = "".join(json.dumps(line, allow_nan=False) + "\n" for line in self.rounds)
+        write_atomically(self.folder / "rounds.jsonl", kept.encode())
+        rows = list(csv.reader(_whole_lines(self.folder / "clients.csv")))
+        if rows:
+            text = io.StringIO()
+            csv.writer(text).writerows([rows[0], *(row for row in rows[1:] if row and int(row[0]) <= completed)])
+            write_atomically(self.folder / "clients.csv", text.getvalue().encode())
+
     def _add_failures(self, number: int, failures: Sequence[Any]) -> None:
         self.failures.extend({"round": number, **vars(failure)} for failure in failures)
 
@@ -130,9 +173,14 @@ class Recorder:
             "seconds": record.seconds,
             "client_seconds": _totals(record),
             "failures": len(record.failures),
-            "failed": [failure for failure in self.failures if failure["round"] == record.round],
+            "failed": self._untold(),
             **({"analysis": _finite(record.analysis)} if record.analysis else {}),
         }
+
+    def _untold(self) -> list[dict[str, Any]]:
+        fresh = self.failures[self._told :]
+        self._told = len(self.failures)
+        return fresh
 
     def _spread(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the headline accuracy over samples, over clients and over domains."""
@@ -225,6 +273,11 @@ class Recorder:
             "failures": self.failures,
             "model_sha256": dict(digests),
         }
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines that were written to their end; a crash may have cut the last one."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
 def _new_folder(config: RunConfig) -> tuple[str, Path]:

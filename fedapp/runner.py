@@ -6,49 +6,28 @@ SuperLink of its own on a free port, with its own ``FLWR_HOME``, and ends it; a 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import RunConfig, flatten
+import yaml
+
+from fedapp.config import RunConfig, SettingError, flatten, parse
 from fedapp.paths import resolve, set_base
+from fedapp.superlink import CONNECTION, POLL_SECONDS, RunFailedError, SuperLink, end, program, spawn, superlink
 
-CONNECTION = "fedapp"
-SUPERLINK_SECONDS = 60.0
-STOP_SECONDS = 20.0
-POLL_SECONDS = 0.2
+__all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on", "summary", "superlink"]
+
+START_SECONDS = 120.0
 Progress = Callable[[dict[str, Any]], None]
-
-
-class RunFailedError(RuntimeError):
-    """The run did not end well; the message is the cause, and names the log."""
-
-
-@dataclass(frozen=True)
-class SuperLink:
-    """A SuperLink that this process started.
-
-    Attributes:
-        home: Its ``FLWR_HOME``, which also holds its log.
-        environment: Environment in which ``flwr`` talks to it.
-    """
-
-    home: Path
-    environment: dict[str, str]
 
 
 def run(config: RunConfig, clients: int, engine: str = "flower", progress: Progress | None = None) -> Path:
@@ -76,10 +55,54 @@ def run_local(config: RunConfig, clients: int, progress: Progress | None = None)
     from fedapp.local_grid import LocalGrid
 
     config = absolute(config)
-    recorder = server_app.run(LocalGrid(client_app.app, clients, flatten(config)), config, base=str(Path.cwd()))
-    for line in recorder.rounds if progress else ():
-        progress(line)  # type: ignore[misc]
-    return recorder.folder
+    grid = LocalGrid(client_app.app, clients, flatten(config))
+    return server_app.run(grid, config, base=str(Path.cwd()), progress=progress).folder
+
+
+def resume(
+    folder: Path, engine: str = "flower", clients: int = 0, rounds: int | None = None, progress: Progress | None = None
+) -> Path:
+    """Continue a run that was cut, with its own settings, from its last checkpoint.
+
+    Args:
+        folder: The run's folder.
+        engine: As for :func:`run`; it may differ from the engine before.
+        clients: Number of clients, if the run was cut before it could note it.
+        rounds: More rounds than the run was asked for; None leaves them. A finished run can only be prolonged.
+        progress: As for :func:`run`.
+
+    Raises:
+        SettingError: If there is no run in the folder, or it is finished.
+        RunFailedError: If the run failed again.
+    """
+    described = described_run(folder)
+    settings = {**described["settings"], "out": str(folder.resolve().parent), "run-name": folder.resolve().name}
+    config = parse(RunConfig, {**settings, "resume": str(folder.resolve())})
+    finished = folder / "summary.json"
+    if rounds is not None and rounds > config.num_server_rounds:
+        config = dataclasses.replace(config, num_server_rounds=rounds)
+        finished.unlink(missing_ok=True)
+    if finished.exists():
+        raise SettingError(
+            f"{folder} is finished after {summary(folder)['rounds']} rounds; to prolong it, ask for more with --rounds"
+        )
+    known = int(described.get("num-clients") or 0) or clients
+    if not known:
+        raise SettingError(f"{folder} was cut before it knew its clients; say how many with --clients")
+    return run(config, known, engine, progress)
+
+
+def described_run(folder: Path) -> dict[str, Any]:
+    """Return what config.yaml says of a run.
+
+    Raises:
+        SettingError: If the folder holds no run.
+    """
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise SettingError(f"{folder} holds no run (no config.yaml); give the folder that a run printed as its results")
+    loaded: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return loaded
 
 
 def absolute(config: RunConfig) -> RunConfig:
@@ -89,32 +112,6 @@ def absolute(config: RunConfig) -> RunConfig:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = config.run_name or f"{config.method}-{config.data.dataset}-s{config.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(config, data=data, out=resolve(config.out), run_name=name)
-
-
-@contextlib.contextmanager
-def superlink() -> Iterator[SuperLink]:
-    """Start a SuperLink on a free port for the time of the ``with`` block, and end it with everything below it.
-
-    Raises:
-        RunFailedError: If it does not come up.
-    """
-    home = Path(tempfile.mkdtemp(prefix="fedapp-flower-"))
-    port = _free_port()
-    connection = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
-    (home / "config.toml").write_text(connection + "insecure = true\n", encoding="utf-8")
-    link = SuperLink(home, _environment(home))
-    command = [_program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--disable-runtime-dependency-installation"]
-    with (home / "superlink.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=link.environment, start_new_session=True
-        )
-    try:
-        _await_health(process, port, home / "superlink.log")
-        yield link
-    finally:
-        _end(process)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def run_on(
@@ -137,7 +134,7 @@ def run_on(
     config = absolute(config)
     server_app.check(config)
     folder = Path(config.out) / config.run_name
-    if folder.exists():
+    if folder.exists() and not config.resume:
         raise RunFailedError(
             f"{folder} exists already and is not overwritten; choose another run-name, or move it away"
         )
@@ -145,15 +142,12 @@ def run_on(
     log = link.home / "run.log"
     federation = f"num-supernodes={clients} client-resources-num-cpus=1"
     federation += f" init-args-num-cpus={workers}" if workers else ""
-    command = [_program("flwr"), "run", str(app), CONNECTION, "--stream", "--federation-config", federation]
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, env=link.environment, start_new_session=True
-        )
+    command = [program("flwr"), "run", str(app), CONNECTION, "--stream", "--federation-config", federation]
+    process = spawn(command, log, link.environment)
     try:
-        _follow(process, folder / "rounds.jsonl", progress)
+        _follow(process, folder, progress, patience=config.server.node_timeout + START_SECONDS)
     finally:
-        _end(process)
+        end(process)
     text = log.read_text(encoding="utf-8", errors="replace")
     if folder.is_dir():
         (folder / "flower.log").write_text(text, encoding="utf-8")
@@ -172,19 +166,32 @@ def summary(folder: Path) -> dict[str, Any]:
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-def _follow(process: subprocess.Popen[bytes], rounds: Path, progress: Progress | None) -> None:
-    """Wait for ``flwr run --stream``, handing on every complete line of rounds.jsonl."""
-    seen = 0
+def _follow(process: subprocess.Popen[bytes], folder: Path, progress: Progress | None, patience: float) -> None:
+    """Wait for ``flwr run --stream``, handing on every new complete line of rounds.jsonl.
+
+    Raises:
+        RunFailedError: If the ServerApp has not begun within ``patience`` seconds.
+    """
+    rounds, deadline = folder / "rounds.jsonl", time.monotonic() + patience
+    seen = len(_lines(rounds))
     while True:
         ended = process.poll() is not None
-        lines = rounds.read_text(encoding="utf-8").split("\n")[:-1] if rounds.is_file() else []
-        for line in lines[seen:]:
-            if progress:
-                progress(json.loads(line))
+        lines = _lines(rounds)
+        for line in lines[seen:] if progress else []:
+            progress(json.loads(line))  # type: ignore[misc]
         seen = len(lines)
         if ended:
             return
+        if not (folder / "config.yaml").exists() and time.monotonic() > deadline:
+            raise RunFailedError(
+                f"the run was submitted but has not begun after {patience:.0f} s; the machine may be busy, or Ray "
+                "cannot start: see `fedapp doctor`"
+            )
         time.sleep(POLL_SECONDS)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
 def _write_app(folder: Path, config: RunConfig) -> Path:
@@ -207,61 +214,8 @@ def _write_app(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
-def _environment(home: Path) -> dict[str, str]:
-    """Return the environment for Flower's programs: this interpreter's folder first, nothing phoned home."""
-    quiet = {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "PYTHONUNBUFFERED": "1",
-    }
-    search = {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
-    }
-    return {**os.environ, **quiet, **search}
-
-
-def _program(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        raise RunFailedError(f"{name} is not installed beside {sys.executable}; pip install 'flwr[simulation]'")
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + SUPERLINK_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-            return
-        time.sleep(POLL_SECONDS)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-    raise RunFailedError(f"the SuperLink did not come up on port {port} within {SUPERLINK_SECONDS:g} s:\n{tail}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was started here with a session of its own, and all that still runs in that session."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _status(link: SuperLink) -> str:
-    command = [_program("flwr"), "list", CONNECTION, "--format", "json"]
+    command = [program("flwr"), "list", CONNECTION, "--format", "json"]
     result = subprocess.run(command, env=link.environment, capture_output=True, text=True, timeout=60, check=False)
     try:
         runs = json.loads(result.stdout)["runs"]

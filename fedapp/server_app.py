@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from logging import INFO
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -16,14 +18,17 @@ environment.require()
 
 import torch  # noqa: E402
 
-from fedapp import datasets, models, paths, plugins  # noqa: E402
+from fedapp import datasets, models, paths, plugins, tiers, tracking  # noqa: E402
+from fedapp.checkpoints import Checkpointer, ModelKeeper, Stopper, alone_in, newest  # noqa: E402
 from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
 from fedapp.seeds import derive, seeded  # noqa: E402
 from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
+from fedapp.strategies.records import Observer  # noqa: E402
 from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
 
+SIMULATION_GRIDS = ("InMemoryGrid", "LocalGrid")
 app = ServerApp()
 
 
@@ -36,13 +41,16 @@ def main(grid: Grid, context: Context) -> None:
         raise environment.CannotRunError(str(error)) from None
 
 
-def run(grid: Grid, config: RunConfig, base: str = "") -> Recorder:
+def run(
+    grid: Grid, config: RunConfig, base: str = "", progress: Callable[[dict[str, Any]], None] | None = None
+) -> Recorder:
     """Run one experiment.
 
     Args:
         grid: Flower's grid.
         config: Every setting.
         base: Directory that relative paths mean; found by itself if empty.
+        progress: Called with every line of rounds.jsonl.
 
     Returns:
         The recorder, which knows where the results are.
@@ -50,33 +58,53 @@ def run(grid: Grid, config: RunConfig, base: str = "") -> Recorder:
     paths.set_base(base or paths.directory_of_user())
     method, params = check(config)
     torch.set_num_threads(config.training.torch_threads)
-    config = replace(config, out=paths.resolve(config.out))
-    recorder = Recorder(config)
+    config = replace(config, out=paths.resolve(config.out), resume=paths.resolve(config.resume))
+    completed, state = newest(Path(config.resume)) if config.resume else (0, {})
+    recorder = Recorder(config, completed, progress)
+    simulated = type(grid).__name__ in SIMULATION_GRIDS  # on devices, the server's folders mean nothing
     strategy = method.strategy(
         params,
         config.server,
         run=recorder.name,
         seed=config.seed,
-        base=str(paths.base()),
-        memory=config.out,
+        base=str(paths.base()) if simulated else "",
+        memory=str(recorder.folder.parent) if simulated else "",
         build=_builder(config),
-        observers=[recorder],
+        observers=[recorder, *_watchers(recorder)],
     )
-    strategy.start(grid, num_rounds=config.num_server_rounds)
+    if completed:
+        strategy.continue_after(completed, state)
+    with alone_in(recorder.folder):
+        strategy.start(grid, num_rounds=config.num_server_rounds)
     _conclude(recorder, strategy)
     return recorder
+
+
+def _watchers(recorder: Recorder) -> list[Observer]:
+    """Return the observers that the settings ask for, in the order in which a round must pass them."""
+    config, folder = recorder.config, recorder.folder
+    watchers: list[Observer] = []
+    if config.save_client_models:
+        watchers.append(ModelKeeper(folder, config.save_client_models, recorder.rounds))
+    watchers.append(Checkpointer(folder))
+    if config.patience or config.max_failures:
+        watchers.append(Stopper(config.patience, config.max_failures, recorder.rounds, recorder.failures))
+    return [*watchers, *tracking.observers(recorder)]
 
 
 def check(config: RunConfig) -> tuple[Method, Any]:
     """Check every name in the settings and return the method and its parameters.
 
     Raises:
-        SettingError: For an unknown method, parameter, model or data set, or a plugin that cannot be imported.
+        SettingError: For an unknown method, parameter, model, data set or tracker, a malformed device tier, or a
+            plugin or tracker that cannot be imported.
     """
     plugins.load(config.plugins)
     models.resolve(config.models)
     lookup(datasets.DATASETS, config.data.dataset, "data set")
     paths.existing_folder(config.data.data_root, "data-root")
+    tiers.read(config.device_tiers)
+    tracking.check(config.track)
     method = lookup(METHODS, config.method, "method")
     what = f"{config.method} parameter (method-params)"
     return method, parse(method.strategy.params_type, split_pairs(config.method_params), what=what)

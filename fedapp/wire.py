@@ -19,6 +19,7 @@ from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction,
 
 SCHEMA = 1
 Packed = dict[int, tuple[Arrays, ArrayRecord]]
+SIMULATION_ONLY = ("base", "memory")
 SIZES = ("input_shape", "label_counts")
 ARRAYS, ABOUT, SETTINGS, METRICS = "arrays", "about", "settings", "metrics"
 
@@ -169,13 +170,17 @@ def payload_bytes(content: RecordDict) -> int:
 
 
 def header_bytes(content: RecordDict) -> int:
-    """Count what a message carries beyond its payload: array headers, names, metrics and settings."""
+    """Count what a message carries beyond its payload: array headers, names, metrics and settings.
+
+    The folders that only a simulation sends are left out: no device would receive them.
+    """
     total = -payload_bytes(content)
     for record in content.array_records.values():
         total += sum(len(name.encode()) + len(array.data) for name, array in record.items())
     scalars: list[Mapping[str, Any]] = [*content.metric_records.values(), *content.config_records.values()]
     for record_of_scalars in scalars:
-        total += sum(len(name.encode()) + _size(value) for name, value in record_of_scalars.items())
+        kept = {name: value for name, value in record_of_scalars.items() if name not in SIMULATION_ONLY}
+        total += sum(len(name.encode()) + _size(value) for name, value in kept.items())
     return total
 
 

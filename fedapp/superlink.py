@@ -1,0 +1,140 @@
+"""A SuperLink of our own for the time of a run: on a free port, with its own ``FLWR_HOME``, ended with all below it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CONNECTION = "fedapp"
+SUPERLINK_SECONDS = 60.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.2
+PR_SET_PDEATHSIG = 1
+
+
+class RunFailedError(RuntimeError):
+    """The run did not end well; the message is the cause, and names the log."""
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """A SuperLink that this process started.
+
+    Attributes:
+        home: Its ``FLWR_HOME``, which also holds its log.
+        environment: Environment in which ``flwr`` talks to it.
+    """
+
+    home: Path
+    environment: dict[str, str]
+
+
+@contextlib.contextmanager
+def superlink() -> Iterator[SuperLink]:
+    """Start a SuperLink on a free port for the time of the ``with`` block, and end it with everything below it.
+
+    Raises:
+        RunFailedError: If it does not come up.
+    """
+    home = Path(tempfile.mkdtemp(prefix="fedapp-flower-"))
+    port = _free_port()
+    connection = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
+    (home / "config.toml").write_text(connection + "insecure = true\n", encoding="utf-8")
+    link = SuperLink(home, environment(home))
+    command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--disable-runtime-dependency-installation"]
+    process = spawn(command, home / "superlink.log", link.environment)
+    try:
+        _await_health(process, port, home / "superlink.log")
+        yield link
+    finally:
+        end(process)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own that writes to ``log`` and does not outlive this process."""
+    with log.open("wb") as sink:
+        return subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to terminate this process when its parent is gone, even if it was killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment for Flower's programs: this interpreter's folder first, nothing phoned home."""
+    quiet = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    search = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
+    }
+    return {**os.environ, **quiet, **search}
+
+
+def program(name: str) -> str:
+    """Return the path of one of Flower's programs, of this interpreter's environment if it is there.
+
+    Raises:
+        RunFailedError: If it is not installed.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        raise RunFailedError(f"{name} is not installed beside {sys.executable}; pip install 'flwr[simulation]'")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + SUPERLINK_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+            return
+        time.sleep(POLL_SECONDS)
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    raise RunFailedError(f"the SuperLink did not come up on port {port} within {SUPERLINK_SECONDS:g} s:\n{tail}")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here with a session of its own, and all that still runs in that session."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

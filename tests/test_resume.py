@@ -1,0 +1,194 @@
+"""A run that was cut goes on and ends bit-equal to the run that was never cut: every method, half participation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp import client_app, runner, server_app
+from fedapp.checkpoints import Checkpointer, newest
+from fedapp.config import RunConfig, SettingError, flatten, parse
+from fedapp.local_grid import LocalGrid
+from fedapp.recorder import Recorder
+from fedapp.strategies import METHODS
+
+CLIENTS, ROUNDS = 4, 4
+
+
+class PowerCutError(BaseException):
+    """Ends a run where it stands, as a kill would."""
+
+
+def config(out: Path, method: str, name: str, **values: Any) -> RunConfig:
+    quick = {"num-server-rounds": ROUNDS, "local-epochs": 1, "batch-size": 8, "samples-per-client": 24}
+    models = {"models": "separable-cnn" if method == "fedavg" else "small-cnn,separable-cnn", "feature-dim": 16}
+    more = {"method": method, "run-name": name, "out": str(out), "fraction-train": 0.5, "schedule": "cosine"}
+    return parse(RunConfig, {**quick, **models, **more, **values})
+
+
+def outcome(folder: Path) -> tuple[Any, ...]:
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    plain = [{key: value for key, value in line.items() if not key.endswith("seconds")} for line in lines]
+    whole = runner.summary(folder)
+    summary = {key: whole[key] for key in whole if key not in ("seconds", "run")}
+    rows = [line.split(",")[:16] for line in (folder / "clients.csv").read_text().splitlines()]
+    return plain, summary, rows
+
+
+def cut_in_training(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the power when the second client of round ``at`` is about to train."""
+    seen: list[int] = []
+    answer = LocalGrid._answer
+
+    def _answer(self: LocalGrid, message: Any) -> Any:
+        about = message.content.config_records["about"]
+        if message.metadata.message_type == "train" and about["round"] == at:
+            seen.append(at)
+            if len(seen) == 2:
+                raise PowerCutError
+        return answer(self, message)
+
+    monkeypatch.setattr(LocalGrid, "_answer", _answer)
+
+
+def cut_after_recording(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the power after aggregation, when the round is recorded but not yet checkpointed."""
+    on_round = Checkpointer.on_round
+
+    def cut(self: Checkpointer, strategy: Any, record: Any) -> Any:
+        if record.round == at:
+            raise PowerCutError
+        return on_round(self, strategy, record)
+
+    monkeypatch.setattr(Checkpointer, "on_round", cut)
+
+
+def cut_in_mid_checkpoint(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the power when half of the checkpoint stands in its scratch file."""
+
+    def cut(target: Path, data: bytes) -> None:
+        if target.name.startswith(f"round-{at:08d}"):
+            target.with_name(f".{target.name}.1.tmp").write_bytes(data[: len(data) // 2])
+            raise PowerCutError
+        target.write_bytes(data)
+
+    monkeypatch.setattr("fedapp.checkpoints.write_atomically", cut)
+
+
+def run(settings: RunConfig) -> Path:
+    return server_app.run(LocalGrid(client_app.app, CLIENTS, flatten(settings)), settings).folder
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("uncut")
+    return {method: run(config(out / method, method, "run")) for method in METHODS}
+
+
+CUTS = {"training": cut_in_training, "recorded": cut_after_recording, "checkpoint": cut_in_mid_checkpoint}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cut_run_ends_bit_equal(
+    method: str, cut: str, uncut: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as power:
+        CUTS[cut](3, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path, method, "run"))
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert newest(tmp_path / "run")[0] == 2
+    folder = runner.resume(tmp_path / "run", engine="local")
+    assert outcome(folder) == outcome(uncut[method])
+
+
+def test_a_broken_newest_checkpoint_gives_way_to_the_one_before(
+    uncut: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as power:
+        cut_in_training(4, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path, "fedsaf", "run"))
+    latest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    latest.write_bytes(latest.read_bytes()[:-1] + b"?")
+    assert newest(tmp_path / "run")[0] == 2
+    assert outcome(runner.resume(tmp_path / "run", engine="local")) == outcome(uncut["fedsaf"])
+
+
+def test_a_run_cut_in_its_first_round_begins_again(
+    uncut: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as power:
+        cut_in_training(1, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path, "fedproto", "run"))
+    assert outcome(runner.resume(tmp_path / "run", engine="local")) == outcome(uncut["fedproto"])
+
+
+def test_a_half_written_line_is_dropped(
+    uncut: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as power:
+        cut_in_training(3, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path, "local", "run"))
+    for name in ("rounds.jsonl", "clients.csv"):
+        with (tmp_path / "run" / name).open("a") as file:
+            file.write('{"round": 3, "accu')
+    assert outcome(runner.resume(tmp_path / "run", engine="local")) == outcome(uncut["local"])
+
+
+def test_a_finished_run_can_only_be_prolonged_and_equals_the_longer_run(tmp_path: Path) -> None:
+    brief = config(tmp_path, "fedsaf", "brief", **{"num-server-rounds": 2, "schedule": "constant"})
+    whole = replace(brief, num_server_rounds=3, run_name="whole")
+    for settings in (brief, whole):
+        run(settings)
+    with pytest.raises(SettingError, match="finished after 2 rounds; to prolong it"):
+        runner.resume(tmp_path / "brief", engine="local")
+    assert outcome(runner.resume(tmp_path / "brief", engine="local", rounds=3)) == outcome(tmp_path / "whole")
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="holds no run"):
+        runner.resume(tmp_path, engine="local")
+
+
+def test_a_run_that_is_still_going_on_is_not_continued_beside_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    on_round = Recorder.on_round
+
+    def meddle(self: Recorder, strategy: Any, record: Any) -> None:
+        if not tried:
+            with pytest.raises(SettingError, match="still going on") as error:
+                runner.resume(self.folder, engine="local", clients=CLIENTS)
+            tried.append(str(error.value))
+        on_round(self, strategy, record)
+
+    monkeypatch.setattr(Recorder, "on_round", meddle)
+    run(config(tmp_path, "local", "run", **{"num-server-rounds": 1}))
+    assert len(tried) == 1
+
+
+def test_early_stop_and_failure_limit_and_kept_models(tmp_path: Path) -> None:
+    values = {"patience": 1, "num-server-rounds": 20, "learning-rate": 1e-9, "fraction-train": 1.0}
+    stopped = run(config(tmp_path, "local", "stopped", **values))
+    assert runner.summary(stopped)["rounds"] == 2
+    kept = run(config(tmp_path, "local", "kept", **{"save-client-models": 2, "fraction-train": 1.0}))
+    lines = [json.loads(line) for line in (kept / "rounds.jsonl").read_text().splitlines()]
+    best = max(lines, key=lambda line: line["accuracy"])["round"]
+    folders = {path.name for path in (kept / "models").iterdir()}
+    assert folders == {"round-00000002", "round-00000004", "best"}
+    assert {path.name for path in (kept / "models/best").iterdir()} == {f"{index}.safetensors" for index in range(4)}
+    if best in (2, 4):
+        same = kept / "models" / f"round-{best:08d}" / "0.safetensors"
+        assert (kept / "models/best/0.safetensors").read_bytes() == same.read_bytes()
+    shutil.rmtree(kept / "clients")
+    assert (kept / "models/best/0.safetensors").stat().st_size > 1000
