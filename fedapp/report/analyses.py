@@ -8,12 +8,11 @@ import numpy as np
 
 from fedapp.report.charts import Curve, curves
 from fedapp.report.embedding import Embedding, embed
-from fedapp.report.maps import ROWS, Cells, cell_map, groups, scatter
+from fedapp.report.maps import COLUMNS, ROWS, Cells, cell_map, groups, scatter
 from fedapp.report.markup import Html, details, figure, figures, note, number, plain, table
 from fedapp.report.records import Line, Records
 from fedapp.report.sections import section, series
 
-COLUMNS = 40  # rounds of a map
 DIMENSIONS = (
     ("effective_dimension", "effective dimension"),
     ("participation_ratio", "participation ratio"),
@@ -71,8 +70,8 @@ def _recorded(records: Records) -> list[Html]:
     agreement = [Curve("CKA", series(lines, "analysis", "cka"))]
     shown = [
         ("Effective dimension (FedSAF, Fig. 1)",
-         "In how many directions the prototypes of all clients differ, holding 90 % of the variance; the two other "
-         "curves count directions more smoothly. Low means one common subspace, high means every client has its own.",
+         "In how many directions the clients' prototypes differ (90 % of their variance; the two other curves count "
+         "more smoothly): few means one common subspace, many means that each client has its own.",
          curves(dimensions, ("round", "directions"), zero=True)),
         ("Agreement between clients",
          "Linear CKA of two clients' prototypes, averaged over pairs: at 1 all clients arrange the classes alike, at 0 "
@@ -151,15 +150,19 @@ def _plane(records: Records) -> Html:
         figure("t-SNE by client (FedSAF, Fig. 7)", how.format("client"), by_client),
         figure("The same by class", how.format("class"), by_class),
     ]
-    return figures(*drawn) + _scores(found)
+    return figures(*drawn) + _scores(found, records)
 
 
-def _scores(found: Embedding) -> Html:
+def _scores(found: Embedding, records: Records) -> Html:
     rows = [
         ("silhouette by client", number("silhouette.client", found.by_client, plain(found.by_client))),
         ("silhouette by class", number("silhouette.class", found.by_class, plain(found.by_class))),
     ]
-    words = "Of the raw prototypes, from -1 to 1: near 1 they gather by client (or by class), near 0 they are mixed."
+    if records.analysed:
+        line = records.analysed[-1]
+        cka = line["analysis"].get("cka")
+        rows.append(("CKA between clients", number(f"round.{line['round']}.analysis.cka", cka, plain(cka))))
+    words = "Silhouettes are of the raw prototypes: near 1 they gather by client (or by class), near 0 they mix."
     if found.total > len(found.points):
         words += f" {len(found.points)} of {found.total} prototypes were drawn by lot and measured."
     return table(["last round with uploads", "value"], rows) + note(words)

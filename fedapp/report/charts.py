@@ -85,16 +85,19 @@ def curves(
     x_ticks = [value for value in svg.ticks(min(xs), max(xs), 6, whole=True) if min(xs) <= value <= max(xs)]
     names = [svg.shorten(curve.name, 22) for curve in kept]
     left = 12 + svg.CHARACTER * max(len(f"{value:,.6g}") for value in y_ticks)
-    right = 17 + svg.CHARACTER * max(map(len, names))
+    right = 20 + svg.CHARACTER * max(map(len, names))
     ends = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
     x = Scale(*ends, left + 4, WIDTH - right)
     y = Scale(y_ticks[0], y_ticks[-1], TOP + PLOT, TOP)
-    lasts = [next(value for _, value in reversed(curve.points) if value is not None) for curve in kept]
-    heights = svg.dodge([y(value) for value in lasts], 14, TOP, TOP + PLOT)
+    lasts = [[(at, value) for at, value in curve.points if value is not None][-1] for curve in kept]
+    heights = svg.dodge([y(value) for _, value in lasts], 14, TOP, TOP + PLOT)
     parts = [svg.frame(x, y, x_ticks, y_ticks, labels)]
     parts += [_band(curve, i, x, y) for i, curve in enumerate(kept) if curve.band]
     for i, curve in enumerate(kept):
-        parts += [_curve(curve, i, x, y), _name(names[i], curve, i, heights[i], x.end)]
+        parts += [
+            _curve(curve, i, x, y),
+            _name(names[i], curve, i, (x(lasts[i][0]), y(lasts[i][1]), x.end, heights[i])),
+        ]
     parts += [_star(star, x, y) for star in stars]
     spoken = f"{labels[1]} over {labels[0]}: " + ", ".join(curve.name for curve in kept)
     return svg.drawing(TOP + PLOT + BOTTOM, spoken, *parts)
@@ -119,11 +122,12 @@ def _curve(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
     known = [(at, value) for at, value in points if value is not None]
     every = max(1, len(known) // 8)
     offset = style * every // 3 % every
-    spots = known if len(known) <= 12 else known[offset::every]
+    spots = known if len(known) <= 12 else [*known[offset:-1:every], known[-1]]
     marks = "".join(f"M{xy(x(at))} {xy(y(value))}{MARKERS[style % len(MARKERS)]}" for at, value in spots)
     dash = DASHES[style % len(DASHES)]
     line = svg.path("".join(steps), stroke=colour, stroke_width="1.8", stroke_dasharray=dash, fill="none")
-    return line + svg.path(marks, fill=colour)
+    faint = svg.path("".join(steps), stroke=colour, stroke_opacity="0.3", fill="none") if dash else ""
+    return line + faint + svg.path(marks, fill=colour)
 
 
 def _band(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
@@ -135,11 +139,12 @@ def _band(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
     return svg.path("M" + "L".join(upper + lower) + "z", fill=colour, fill_opacity="0.15")
 
 
-def _name(name: str, curve: Curve, position: int, height: float, end: float) -> Html:
-    style = _style(curve, position)
-    mark = f"M{xy(end + 8)} {xy(height)}{MARKERS[style % len(MARKERS)]}"
-    label = svg.text(end + 15, height + 4, name)
-    return svg.path(mark, fill=PALETTE[style % len(PALETTE)]) + label
+def _name(name: str, curve: Curve, position: int, where: tuple[float, float, float, float]) -> Html:
+    """Return a curve's name, and a thin line to it from the curve's last point."""
+    x, y, end, height = where
+    colour = PALETTE[_style(curve, position) % len(PALETTE)]
+    lead = f"M{xy(x + 5)} {xy(y)}L{xy(max(end, x) + 5)} {xy(y)}L{xy(end + 15)} {xy(height)}"
+    return svg.path(lead, stroke=colour, stroke_width="0.8", fill="none") + svg.text(end + 18, height + 4, name)
 
 
 def _star(star: Star, x: Scale, y: Scale) -> Html:

@@ -108,7 +108,9 @@ def failures(records: Records) -> Html:
     counts = Counter(str(failure["client"]) for failure in found)
     named = ", ".join(f"{client} ({count} times)" if count > 1 else client for client, count in counts.items())
     total = number("failures", len(found), str(len(found)))
-    words.append(note(total, " failures; clients that failed: ", tag("b", named), "."))
+    words.append(
+        note(total, " failure; " if len(found) == 1 else " failures; ", "failed: client ", tag("b", named), ".")
+    )
     rows = [
         (
             "start" if failure["round"] == 0 else str(failure["round"]),
@@ -121,7 +123,7 @@ def failures(records: Records) -> Html:
     ]
     if len(found) > ROUNDS:
         words.append(note(f"The first {ROUNDS} of them:"))
-    return section("failures", "Failures", *words, table(["round", "client", "phase", "type", "cause"], rows))
+    return section("failures", "Failures", *words, table(["round", "client", "phase", "type", "cause"], rows, 4))
 
 
 # ---- all rounds ------------------------------------------------------------------------------------

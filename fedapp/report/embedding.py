@@ -11,7 +11,7 @@ from fedapp.report.records import Prototypes
 
 SEED = 42
 PERPLEXITY = 30
-ROWS = 800
+ROWS = 600
 """Rows drawn at most; beyond, t-SNE takes seconds and the points cover one another."""
 
 

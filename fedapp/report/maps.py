@@ -13,7 +13,7 @@ from fedapp.report import svg
 from fedapp.report.markup import Html, join, plain, tag
 from fedapp.report.svg import GRID, MUTED, PALETTE, WIDTH, Scale, xy
 
-ROWS = 60
+ROWS, COLUMNS = 60, 40  # rows shown at most; more columns scroll
 SIDE = 400.0
 
 
@@ -37,21 +37,21 @@ class Cells:
 
 
 def cell_map(cells: Cells) -> Html | None:
-    """Return the map, darker for more; None without rows or columns. More than 40 columns scroll on a phone."""
+    """Return the map, darker for more; None without rows or columns. Many columns scroll on a phone."""
     if not cells.rows or not cells.columns:
         return None
     names = [svg.shorten(name, 14) for name in cells.rows]
-    left = 10 + svg.CHARACTER * max(map(len, (*names, cells.labels[0])))
+    left = 10 + svg.CHARACTER * max(map(len, (*names, f"{cells.labels[0]} ↓")))
     count = len(cells.columns)
-    cell = max((WIDTH - left - 2) / count, 9.0 if count > 40 else 0.0)
+    cell = max((WIDTH - left - 2) / count, 9.0 if count > COLUMNS else 0.0)
     row = 18.0 if len(cells.rows) <= 30 else 12.0
     known = [value for line in cells.values for value in line if value]
     low, high = min(known, default=0.0), max(known, default=1.0)
     top = 34.0
     height = top + row * len(cells.rows)
     parts = [
-        svg.text(2, 12, cells.labels[0], class_="axis"),
-        svg.text(left, 12, cells.labels[1], class_="axis"),
+        svg.text(left - 6, 12, f"{cells.labels[0]} ↓", "end", class_="axis"),
+        svg.text(left, 12, f"{cells.labels[1]} →", class_="axis"),
         _column_names(cells.columns, left, cell, top - 5),
         *(svg.text(left - 6, top + row * i + row / 2 + 4, name, "end") for i, name in enumerate(names)),
         *_filled(cells, left, top, cell, row, (low, high)),
@@ -98,11 +98,18 @@ def _filled(cells: Cells, left: float, top: float, cell: float, row: float, span
 
 
 def _legend(left: float, top: float, low: float, high: float, unit: str) -> Html:
-    swatches = [svg.path(svg.box(left + 14 * i, top, 14, 12), fill=colour) for i, colour in enumerate(svg.SHADES)]
-    end = left + 14 * len(svg.SHADES)
-    words = f"{plain(low)} (light) to {plain(high)} (dark) {unit}"
-    return join([*swatches, svg.path(svg.box(left, top, end - left, 12), fill="none", stroke=MUTED),
-                 svg.text(end + 8, top + 10, words)])  # fmt: skip
+    """Return the ramp between its lowest and its highest value."""
+    start = left + 6 + svg.CHARACTER * len(plain(low))
+    shapes = [svg.path(svg.box(start + 11 * i, top, 11, 12), fill=colour) for i, colour in enumerate(svg.SHADES)]
+    end = start + 11 * len(svg.SHADES)
+    return join(
+        [
+            svg.text(start - 6, top + 10, plain(low), "end"),
+            *shapes,
+            svg.path(svg.box(start, top, end - start, 12), fill="none", stroke=MUTED),
+            svg.text(end + 6, top + 10, f"{plain(high)} {unit}"),
+        ]
+    )
 
 
 @dataclass(frozen=True)

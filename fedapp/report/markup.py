@@ -11,6 +11,7 @@ MIB = 2**20
 VOID = frozenset({"meta", "br"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NOTHING = "–"
+SPACE = "\u00a0"  # between a number and its unit: they stay on one line
 
 
 class Html(str):
@@ -72,13 +73,13 @@ def join(parts: Iterable[object], between: str = "") -> Html:
 
 
 def percent(value: float | None) -> str:
-    """Return a share as per cent with two digits.
+    r"""Return a share as per cent with two digits.
 
     Example:
         >>> percent(0.71234), percent(None)
-        ('71.23 %', '–')
+        ('71.23\xa0%', '–')
     """
-    return NOTHING if value is None else f"{100 * value:.2f} %"
+    return NOTHING if value is None else f"{100 * value:.2f}{SPACE}%"
 
 
 def plain(value: float | None) -> str:
@@ -96,16 +97,16 @@ def plain(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Return bytes in the largest unit that leaves at least one.
+    r"""Return bytes in the largest unit that leaves at least one.
 
     Example:
         >>> size(0), size(2048), size(1_775_616)
-        ('0 B', '2.00 KiB', '1.69 MiB')
+        ('0\xa0B', '2.00\xa0KiB', '1.69\xa0MiB')
     """
     if value is None:
         return NOTHING
     divisor, unit = size_unit(value)
-    return f"{value:.0f} B" if divisor == 1 else f"{value / divisor:.2f} {unit}"
+    return f"{value:.0f}{SPACE}B" if divisor == 1 else f"{value / divisor:.2f}{SPACE}{unit}"
 
 
 def size_unit(largest: float) -> tuple[int, str]:
@@ -122,20 +123,20 @@ def size_unit(largest: float) -> tuple[int, str]:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration.
+    r"""Return a duration.
 
     Example:
         >>> seconds(0.0123), seconds(75.25), seconds(7384)
-        ('0.012 s', '1 min 15 s', '2 h 03 min')
+        ('0.012\xa0s', '1\xa0min\xa015\xa0s', '2\xa0h\xa003\xa0min')
     """
     if value is None:
         return NOTHING
     if value < 60:
-        return f"{value:.3f} s" if value < 1 else f"{value:.1f} s"
+        return f"{value:.3f}{SPACE}s" if value < 1 else f"{value:.1f}{SPACE}s"
     whole = round(value)
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        return f"{whole // 60} min {whole % 60:02d} s".replace(" ", SPACE)
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min".replace(" ", SPACE)
 
 
 def number(key: str, value: float | None, text: str, element: str = "span", **attributes: object) -> Html:
@@ -149,20 +150,25 @@ def number(key: str, value: float | None, text: str, element: str = "span", **at
     return tag(element, text, data_key=key, data_value=exact, **attributes)
 
 
-def table(header: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> Html:
+def table(header: Sequence[object], rows: Iterable[Sequence[object]], words: int = 0) -> Html:
     """Return a table whose first column names the row, in a box that scrolls sideways if it must.
+
+    Args:
+        header: Names of the columns.
+        rows: The cells.
+        words: How many columns after the first hold words, and start at the left.
 
     Example:
         >>> table(["client", "loss"], [["3", "0.5"]])[:44]
         '<div class="scroll" tabindex="0"><table><the'
     """
-    head = tag("tr", *(tag("th", cell, scope="col") for cell in header))
+    kinds = [None] + ["w"] * words + [None] * len(header)
+    head = tag("tr", *(tag("th", cell, scope="col", class_=kinds[i]) for i, cell in enumerate(header)))
     body = [
-        tag("tr", *(tag("td" if column else "th", cell, scope=None if column else "row") for column, cell in cells))
-        for cells in (enumerate(row) for row in rows)
+        tag("tr", tag("th", row[0], scope="row"), *(tag("td", row[i], class_=kinds[i]) for i in range(1, len(row))))
+        for row in rows
     ]
-    named = tag("caption", caption) if caption else ""
-    return tag("div", tag("table", named, tag("thead", head), tag("tbody", *body)), class_="scroll", tabindex="0")
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="scroll", tabindex="0")
 
 
 def note(*parts: object, kind: str = "note") -> Html:

@@ -35,12 +35,11 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 th,td{padding:.25rem .75rem .25rem 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
 th[scope=row],thead th:first-child,caption{text-align:left}
 th[scope=row]{font-weight:400;min-width:4rem;max-width:18rem;overflow-wrap:anywhere}
-.words td{text-align:left}
+table .w{text-align:left}
 thead th{border-bottom:1.5px solid #595959}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:1.5rem 2rem;margin:1rem 0}
-figure{margin:0;min-width:0;max-width:620px;break-inside:avoid}
-.figures>.wide{grid-column:1/-1;max-width:none}
-.wide>svg{max-width:760px}
+.figures{columns:2 420px;column-gap:2rem;margin:1rem 0}
+figure{margin:0 0 1.75rem;max-width:620px;break-inside:avoid}
+.figures>.wide{column-span:all;max-width:none}
 figcaption{font-size:.92rem;margin-bottom:.5rem;color:#404040}
 figcaption b{display:block;color:#1a1a1a;font-size:1rem}
 svg{display:block;width:100%;height:auto}

@@ -9,7 +9,7 @@ from typing import Any
 from fedapp.config import RunConfig, defaults
 from fedapp.report import markup
 from fedapp.report.charts import Bar, Curve, Star, bars, curves
-from fedapp.report.maps import ROWS, Cells, cell_map
+from fedapp.report.maps import COLUMNS, ROWS, Cells, cell_map
 from fedapp.report.markup import NOTHING, Html, details, figure, figures, join, note, number, percent, plain, table, tag
 from fedapp.report.records import Line, Records
 
@@ -97,13 +97,18 @@ def headline(records: Records) -> Html:
 def what_ran(records: Records) -> Html:
     """Return the run in words, the command that repeats it, its versions and all its settings."""
     settings, summary = records.settings, records.summary
+    absent = num_clients(records) - summary["num_clients"]
     models = sorted({str(info.get("model")) for info in records.clients.values()})
     facts = [
         ("method", summary["method"]),
         ("method's parameters", pairs(records.config.get("method-params") or {})),
         ("data set", settings.get("dataset", NOTHING)),
         ("models", f"{settings.get('models', NOTHING)} ({', '.join(models)})"),
-        ("clients", number("num_clients", summary["num_clients"], plain(summary["num_clients"]))),
+        (
+            "clients",
+            number("num_clients", summary["num_clients"], plain(summary["num_clients"]))
+            + (f" (and {absent} that could not start)" if absent > 0 else ""),
+        ),
         ("rounds", number("rounds", summary["rounds"], plain(summary["rounds"]))),
         ("seed", number("seed", summary["seed"], str(summary["seed"]))),
         ("seed of the partition", settings.get("partition-seed", NOTHING)),
@@ -116,10 +121,10 @@ def what_ran(records: Records) -> Html:
         tag("dl", *(tag("dt", name) + tag("dd", value) for name, value in facts)),
         tag("p", "To run it again:"),
         tag("pre", tag("code", command(records)), class_="command"),
-        details("All settings", table(["setting", "value"], [(k, str(v)) for k, v in settings.items()])),
+        details("All settings", table(["setting", "value"], [(k, str(v)) for k, v in settings.items()], 1)),
         details(
             "Digests of the final models (SHA-256): equal digests are equal models, bit by bit",
-            table(["client", "SHA-256"], [(client, tag("code", digest)) for client, digest in digests.items()]),
+            table(["client", "SHA-256"], [(client, tag("code", digest)) for client, digest in digests.items()], 1),
         )
         if digests
         else "",
@@ -143,8 +148,8 @@ def accuracy(records: Records) -> Html:
     """Return the accuracy over rounds, over clients and over domains."""
     if not records.evaluated:
         return section("accuracy", "Accuracy", note("No accuracy was measured in this run."))
-    drawn = figures(*(drawing for drawing in (_over_rounds(records), _domains(records)) if drawing))
-    return section("accuracy", "Accuracy", _statistics(records.summary), drawn, figures(_per_client(records)))
+    drawn = figures(*(part for part in (_over_rounds(records), _domains(records), _per_client(records)) if part))
+    return section("accuracy", "Accuracy", _statistics(records.summary), drawn)
 
 
 def _statistics(summary: Line) -> Html:
@@ -260,12 +265,14 @@ def clients(records: Records) -> Html:
         )
         drawing = cell_map(cells) or Html("")
         how = f"Each row is a client, each column a class; darker is more training samples, white is none.{left_out}"
-        map_of = figures(figure("Who holds which classes", how, drawing, wide=True))
+        wide = len(cells.columns) > COLUMNS
+        map_of = figures(figure("Who holds which classes", how, drawing, wide=wide))
     else:
         map_of = note("How many samples of each class a client holds was not recorded.")
     table_of = table(
         ["client", "model", "domain", "trains on", "tested on", "accuracy", "rounds trained", "up", "down", "own time"],
         [_client_row(records, client) for client in records.clients],
+        words=2,
     )
     if len(records.clients) > BARS:
         table_of = details(f"All {len(records.clients)} clients", table_of)
@@ -279,8 +286,8 @@ def _client_row(records: Records, client: str) -> tuple[object, ...]:
         return sum(float(row.get(column) or 0) for row in rows for column in columns)
 
     key = f"client.{client}"
-    up = int(total("payload_up", "header_up", "evaluate_payload_up", "evaluate_header_up"))
-    down = int(total("payload_down", "header_down", "evaluate_payload_down", "evaluate_header_down"))
+    up = int(total("payload_up", "header_up", "evaluate_payload_up"))
+    down = int(total("payload_down", "header_down", "evaluate_payload_down"))
     own = total("load_seconds", "train_seconds", "save_seconds", "evaluate_seconds")
     trained = sum(row["trained"] == "1" for row in rows)
     return (

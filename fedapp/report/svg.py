@@ -18,8 +18,8 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#a3478a", "#8a6d00", "#3b3b3b", "#5
 WORST = "#d55e00"
 DASHES = (None, "7 3", "2 2.5", "9 3 2 3", "1.5 4", "12 4", "5 2 1.5 2 1.5 2")
 SHADES = ("#e3eef9", "#c8ddf0", "#a6cbe6", "#7bb2d9", "#5295c8", "#3074b2", "#175592", "#083370")
-CHARACTER = 6.3
-"""Width of an average character of the charts' text, in units."""
+CHARACTER = 7.2
+"""Width of a character of the charts' text in a wide font, in units."""
 
 MARKERS = (
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z",  # circle
