@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import json
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +14,15 @@ app = typer.Typer(
     help="Federated learning on devices that are not alike: FedSAF, FedSAP and the methods they are compared with.",
 )
 
+INTERRUPTED = 130
+
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting; repeat it for more. See `fedapp settings`."),
 ]
-Clients = Annotated[int, typer.Option(min=1, help="Simulated clients.")]
+Clients = Annotated[int | None, typer.Option(min=1, help="Simulated clients; 10 if not given.")]
 Rounds = Annotated[int | None, typer.Option(min=0, help="Communication rounds.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of weights, batches and sampling.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="Folder for results.")]
 SettingsFile = Annotated[str | None, typer.Option(metavar="FILE.yaml", help="Settings; --set wins over them.")]
 By = Annotated[list[str] | None, typer.Option(help="Settings that tell rows or lines apart, as method,models.")]
@@ -29,19 +32,28 @@ Engine = Annotated[str, typer.Option(help="flower = Flower's simulation with Ray
 @app.command()
 def run(
     settings: Settings = None,
-    clients: Clients = 10,
+    clients: Clients = None,
     rounds: Rounds = None,
-    seed: Seed = None,
+    seeds: Annotated[str | None, typer.Option(help="Training seeds, as 0,1,2: one run each.")] = None,
     out: Out = None,
     engine: Engine = "flower",
+    config: SettingsFile = None,
+    resume: Annotated[str | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
 ) -> None:
-    """Run one experiment, e.g. `fedapp run --clients 10 --set method=fedsaf --set method-params="alignment=rcsa"`."""
-    from fedapp import runner
+    """Run one experiment: `fedapp run --set method=fedsaf --set method-params="alignment=rcsa proto-weight=5"`.
+
+    Exit code 0 only if the run completed; 1 with the cause if it failed, 2 for a wrong setting, 130 if interrupted.
+    """
+    from fedapp.experiments import commands, single
 
     with _honest():
-        config = _config(settings, rounds, seed, out)
-        folder = runner.run(config, clients, _engine(engine), _printer(config.method))
-        _print_outcome([folder])
+        if resume:
+            single.resume(resume, _engine(engine), clients or 0, rounds)
+            return
+        given = commands.settings_of(settings or [], config)
+        options = {"num-server-rounds": rounds, "out": out}
+        values = {**given, **{key: value for key, value in options.items() if value is not None}}
+        single.run(values, commands.seeds_of(seeds), clients or 10, _engine(engine))
 
 
 @app.command()
@@ -50,7 +62,7 @@ def compare(
         list[str], typer.Argument(help='Methods, with settings of their own if need be: "fedsaf alignment=rcsa" local.')
     ],
     settings: Settings = None,
-    clients: Clients = 10,
+    clients: Clients = None,
     rounds: Rounds = None,
     seeds: Annotated[str, typer.Option(help="Training seeds, as 0,1,2; an interval needs three.")] = "0",
     out: Out = None,
@@ -69,7 +81,7 @@ def compare(
         options = {"num-server-rounds": rounds, "out": out}
         values = {**given, **{key: value for key, value in options.items() if value is not None}}
         chosen = commands.seeds_of(seeds) or (0,)
-        commands.compare(methods, values, clients, chosen, _engine(engine), name, typer.echo)
+        commands.compare(methods, values, clients or 10, chosen, _engine(engine), name, typer.echo)
 
 
 @app.command()
@@ -122,43 +134,65 @@ def plot(
 
 
 @app.command()
-def methods() -> None:
+def doctor(
+    settings: Settings = None,
+    clients: Clients = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Look for what would go wrong with a run here: a line a check, and each finding with its cure.
+
+    Exit code 0 if all is well, else that of the first finding: 2 settings, 10 packages, 11 data, 12 partition,
+    13 models, 14 packing, 15 disk, 16 ports.
+    """
+    with _honest():
+        from fedapp import doctor as doctors
+
+        outcomes = doctors.examine(_config(settings), clients or 10)
+        typer.echo(json.dumps(doctors.report(outcomes)) if as_json else "\n".join(doctors.lines(outcomes)))
+        raise typer.Exit(doctors.exit_code(outcomes))
+
+
+@app.command()
+def report(folder: Annotated[str, typer.Argument(help="Folder of a run, finished or not.")]) -> None:
+    """Write report.html of a run anew, from its records."""
+    from pathlib import Path
+
+    from fedapp.report import write_report
+
+    with _honest():
+        typer.echo(f"Report: {write_report(Path(folder))}")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
     """List the methods: what each does, what it needs and what travels."""
-    from fedapp.strategies import METHODS
+    from fedapp.experiments import listings
 
-    for method in METHODS.values():
-        needs = ", ".join(need for need in method.strategy.requires if need != "equal-classes") or "any models"
-        typer.echo(f"{method.name:12} {method.summary}; needs {needs}; travels: {method.travels}. [{method.paper}]")
+    listings.show(listings.methods(), as_json, typer.echo)
 
 
 @app.command()
-def models() -> None:
+def models(as_json: AsJson = False) -> None:
     """List the models and the groups of models."""
-    from fedapp.models import GROUPS, MODELS
+    from fedapp.experiments import listings
 
-    for name, entry in MODELS.items():
-        typer.echo(f"{name:16} {entry.summary}")
-    for name, members in GROUPS.items():
-        typer.echo(f"{name:16} group: {', '.join(members)}")
+    listings.show(listings.models(), as_json, typer.echo)
 
 
 @app.command()
-def datasets() -> None:
+def datasets(as_json: AsJson = False) -> None:
     """List the data sets."""
-    from fedapp.datasets import DATASETS
+    from fedapp.experiments import listings
 
-    for name, source in DATASETS.items():
-        typer.echo(f"{name:16} {source.summary}")
+    listings.show(listings.datasets(), as_json, typer.echo)
 
 
 @app.command()
-def settings() -> None:
+def settings(as_json: AsJson = False) -> None:
     """List every setting with its default."""
-    from fedapp.config import RunConfig, defaults, keys
+    from fedapp.experiments import listings
 
-    for key, field in keys(RunConfig).items():
-        choices = f" ({' | '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-        typer.echo(f"{key} = {defaults(RunConfig)[key]!r}{choices}: {field.metadata['doc']}")
+    listings.show(listings.settings(), as_json, typer.echo)
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -172,24 +206,22 @@ class _honest:  # noqa: N801 - reads as a word in `with _honest():`
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         from fedapp.config import SettingError
-        from fedapp.runner import RunFailedError
+        from fedapp.environment import OneLineError
+        from fedapp.superlink import RunFailedError
 
-        if isinstance(error, SettingError | RunFailedError | ModuleNotFoundError):
+        if isinstance(error, KeyboardInterrupt):
+            typer.secho("fedapp: interrupted; `fedapp run --resume DIR` continues a run", fg="red", err=True)
+            raise typer.Exit(INTERRUPTED) from error
+        if isinstance(error, SettingError | RunFailedError | ModuleNotFoundError | OneLineError):
             typer.secho(f"fedapp: {error}", fg="red", err=True)
             raise typer.Exit(2 if isinstance(error, SettingError) else 1) from error
 
 
-def _config(settings: list[str] | None, rounds: int | None, seed: int | None, out: str | None) -> Any:
-    from fedapp.config import RunConfig, SettingError, parse
+def _config(settings: list[str] | None) -> Any:
+    from fedapp.config import RunConfig, parse
+    from fedapp.experiments import commands
 
-    values: dict[str, Any] = {}
-    for word in settings or []:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise SettingError(f"--set takes key=value, got {word!r}")
-        values[key] = value
-    options = {"num-server-rounds": rounds, "seed": seed, "out": out}
-    return parse(RunConfig, {**values, **{key: value for key, value in options.items() if value is not None}})
+    return parse(RunConfig, commands.settings_of(settings or []))
 
 
 def _engine(name: str) -> str:
@@ -202,34 +234,14 @@ def _keys(words: list[str] | None) -> list[str]:
     return [key.strip() for word in words or [] for key in word.split(",") if key.strip()]
 
 
-def _printer(method: str) -> Any:
-    typer.echo(f"{method}: starting")
-
-    def show(line: dict[str, Any]) -> None:
-        accuracy = "-" if line["accuracy"] is None else f"{line['accuracy']:.4f}"
-        failures = f", {line['failures']} failures" if line["failures"] else ""
-        typer.echo(f"{method}: round {line['round']}, accuracy {accuracy}{failures}")
-
-    return show
-
-
-def _print_outcome(folders: list[Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedapp.experiments import comparison
-
-    table = Table(*comparison.COLUMNS)
-    for row in comparison.rows(folders):
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-    for folder in folders:
-        typer.echo(f"Results: {folder}")
-
-
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a terminated command ends what it started, as an interrupted one does."""
+    signal.signal(signal.SIGTERM, _interrupt)
     app()
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
