@@ -137,7 +137,7 @@ def plot(
 def doctor(
     settings: Settings = None,
     clients: Clients = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look for what would go wrong with a run here: a line a check, and each finding with its cure.
 

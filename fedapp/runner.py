@@ -6,6 +6,7 @@ SuperLink of its own on a free port, with its own ``FLWR_HOME``, and ends it; a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,17 +15,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedapp.config import RunConfig, SettingError, flatten, parse
+from fedapp.display import Display
 from fedapp.paths import resolve, set_base
 from fedapp.superlink import CONNECTION, POLL_SECONDS, RunFailedError, SuperLink, end, program, spawn, superlink
 
-__all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on", "summary", "superlink"]
+__all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on", "run_seeds", "summary", "superlink"]
 
 START_SECONDS = 120.0
 Progress = Callable[[dict[str, Any]], None]
@@ -47,6 +49,28 @@ def run(config: RunConfig, clients: int, engine: str = "flower", progress: Progr
         return run_local(config, clients, progress)
     with superlink() as link:
         return run_on(link, config, clients, progress)
+
+
+def run_seeds(
+    config: RunConfig, seeds: Sequence[int], clients: int, engine: str, display: Callable[[RunConfig], Display]
+) -> list[Path]:
+    """Run one experiment with several training seeds, one after the other, and return the results folders.
+
+    Args:
+        config: Every setting; its own seed is replaced.
+        seeds: The seeds.
+        clients: Number of simulated clients.
+        engine: As for :func:`run`.
+        display: Makes the display of a run.
+    """
+    folders = []
+    with superlink() if engine == "flower" else contextlib.nullcontext() as link:
+        for seed in seeds:
+            named = f"{config.run_name}-s{seed}" if config.run_name and len(seeds) > 1 else config.run_name
+            one = dataclasses.replace(config, seed=seed, run_name=named)
+            with display(one) as show:
+                folders.append(run_on(link, one, clients, show) if link else run_local(one, clients, show))
+    return folders
 
 
 def run_local(config: RunConfig, clients: int, progress: Progress | None = None) -> Path:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedapp.cli import app
@@ -41,7 +42,7 @@ def test_help_names_every_command_and_imports_neither_torch_nor_flower() -> None
 
 
 def test_run_writes_results_below_the_users_directory(users_directory: Path) -> None:
-    code, output = call("run", *QUICK, "--out", "results", "--seed", "3")
+    code, output = call("run", *QUICK, "--out", "results", "--seeds", "3")
     assert code == 0, output
     (summary,) = (users_directory / "results").glob("*/summary.json")
     loaded = json.loads(summary.read_text())
@@ -52,7 +53,7 @@ def test_run_writes_results_below_the_users_directory(users_directory: Path) -> 
 def test_compare_puts_methods_side_by_side_on_one_seed(users_directory: Path) -> None:
     code, output = call("compare", "fedproto", "local", *QUICK)
     assert code == 0, output
-    summaries = [json.loads(path.read_text()) for path in users_directory.glob("fedapp-runs/*/summary.json")]
+    summaries = [json.loads(path.read_text()) for path in users_directory.glob("fedapp-runs/**/summary.json")]
     assert sorted(summary["method"] for summary in summaries) == ["fedproto", "local"]
     for summary in summaries:
         assert summary["method"] in output
@@ -88,4 +89,30 @@ def test_the_listings_hold_every_entry() -> None:
     assert "htfe9" in call("models")[1]
     assert "digits4" in call("datasets")[1]
     settings = call("settings")[1]
-    assert all(f"{key} = " in settings for key in keys(RunConfig))
+    assert all(f"{key} " in settings for key in keys(RunConfig))
+    for command, name in (("methods", "fedsaf"), ("models", "htfe9"), ("datasets", "digits4"), ("settings", "seed")):
+        assert name in [row["name"] for row in json.loads(call(command, "--json")[1])]
+
+
+def test_two_seeds_make_two_runs_and_a_file_gives_settings_over_which_the_command_line_wins(
+    users_directory: Path,
+) -> None:
+    (users_directory / "mine.yaml").write_text(
+        "method: fedproto\nmethod-params: {proto-weight: 2}\nlocal-epochs: 7\nrun-name: mine\n"
+    )
+    code, output = call("run", *QUICK, "--config", "mine.yaml", "--seeds", "0,1")
+    assert code == 0, output
+    for seed in (0, 1):
+        described = yaml.safe_load((users_directory / f"fedapp-runs/mine-s{seed}/config.yaml").read_text())
+        assert (described["settings"]["seed"], described["settings"]["local-epochs"]) == (seed, 1)
+        assert described["method-params"]["proto-weight"] == 2.0
+        assert f"fedproto, seed {seed}: 2 clients, 1 rounds" in output
+
+
+def test_a_run_is_prolonged_from_the_command_line(users_directory: Path) -> None:
+    assert call("run", *QUICK, "--set", "run-name=one")[0] == 0
+    code, output = call("run", "--resume", "fedapp-runs/one", "--rounds", "2", "--engine", "local")
+    assert code == 0, output
+    assert json.loads((users_directory / "fedapp-runs/one/summary.json").read_text())["rounds"] == 2
+    code, output = call("run", "--resume", "fedapp-runs/one", "--engine", "local")
+    assert (code, "is finished after 2 rounds" in output) == (2, True)
