@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from fedapp.report import svg
 from fedapp.report.markup import Html, join, number, tag
-from fedapp.report.svg import DASHES, INK, MARKERS, MUTED, PALETTE, WIDTH, WORST, Scale, xy
+from fedapp.report.svg import INK, MUTED, WIDTH, WORST, Scale, xy
 
 Points = Sequence[tuple[float, float | None]]
 POINTS = 400  # of a curve; more could not be told apart
 TOP, PLOT, BOTTOM = 24.0, 190.0, 40.0
 ROW = 19.0
+NAME = 20  # characters of a name that are shown
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def curves(
     high += 0.12 * (high - low) * bool(stars)
     y_ticks = svg.ticks(low, high if high > low or not zero else 1.0)
     x_ticks = [value for value in svg.ticks(min(xs), max(xs), 6, whole=True) if min(xs) <= value <= max(xs)]
-    names = [svg.shorten(curve.name, 22) for curve in kept]
+    names = [svg.shorten(curve.name, NAME) for curve in kept]
     left = 12 + svg.CHARACTER * max(len(f"{value:,.6g}") for value in y_ticks)
     right = 20 + svg.CHARACTER * max(map(len, names))
     ends = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
@@ -110,7 +111,7 @@ def _style(curve: Curve, position: int) -> int:
 def _curve(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
     """Return the line, broken where a value is missing, and markers on some of its points."""
     style = _style(curve, position)
-    colour = PALETTE[style % len(PALETTE)]
+    colour = svg.colour_of(style)
     steps, pen = [], "M"
     points = decimate(curve.points)
     for at, value in points:
@@ -123,8 +124,8 @@ def _curve(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
     every = max(1, len(known) // 8)
     offset = style * every // 3 % every
     spots = known if len(known) <= 12 else [*known[offset:-1:every], known[-1]]
-    marks = "".join(f"M{xy(x(at))} {xy(y(value))}{MARKERS[style % len(MARKERS)]}" for at, value in spots)
-    dash = DASHES[style % len(DASHES)]
+    marks = "".join(f"M{xy(x(at))} {xy(y(value))}{svg.marker_of(style)}" for at, value in spots)
+    dash = svg.dash_of(style)
     line = svg.path("".join(steps), stroke=colour, stroke_width="1.8", stroke_dasharray=dash, fill="none")
     faint = svg.path("".join(steps), stroke=colour, stroke_opacity="0.3", fill="none") if dash else ""
     return line + faint + svg.path(marks, fill=colour)
@@ -135,14 +136,14 @@ def _band(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
     edges = edges[:: max(1, len(edges) // POINTS)] + edges[-1:]
     upper = [f"{xy(x(at))} {xy(y(high))}" for at, _, high in edges]
     lower = [f"{xy(x(at))} {xy(y(low))}" for at, low, _ in reversed(edges)]
-    colour = PALETTE[_style(curve, position) % len(PALETTE)]
+    colour = svg.colour_of(_style(curve, position))
     return svg.path("M" + "L".join(upper + lower) + "z", fill=colour, fill_opacity="0.15")
 
 
 def _name(name: str, curve: Curve, position: int, where: tuple[float, float, float, float]) -> Html:
     """Return a curve's name, and a thin line to it from the curve's last point."""
     x, y, end, height = where
-    colour = PALETTE[_style(curve, position) % len(PALETTE)]
+    colour = svg.colour_of(_style(curve, position))
     lead = f"M{xy(x + 5)} {xy(y)}L{xy(max(end, x) + 5)} {xy(y)}L{xy(end + 15)} {xy(height)}"
     return svg.path(lead, stroke=colour, stroke_width="0.8", fill="none") + svg.text(end + 18, height + 4, name)
 
@@ -193,7 +194,7 @@ def bars(drawn: Sequence[Bar], what: str, highest: float = 0.0) -> Html | None:
     """
     if not drawn:
         return None
-    names = [svg.shorten(bar.name, 18) for bar in drawn]
+    names = [svg.shorten(bar.name, NAME) for bar in drawn]
     left = 10 + svg.CHARACTER * max(map(len, names))
     right = 12 + svg.CHARACTER * max(len(bar.shown) + len(bar.remark) + 1 for bar in drawn)
     top = highest or max((bar.value or 0.0) + bar.spread for bar in drawn) or 1.0
@@ -212,7 +213,7 @@ def bars(drawn: Sequence[Bar], what: str, highest: float = 0.0) -> Html | None:
 
 def _bar(bar: Bar, name: str, top: float, x: Scale) -> Html:
     end = x(bar.value or 0.0)
-    colour = WORST if bar.remark else PALETTE[bar.style % len(PALETTE)]
+    colour = WORST if bar.remark else svg.colour_of(bar.style)
     outline = INK if bar.remark else None
     full = tag("title", bar.name) if name != bar.name else ""
     label = tag("text", full, name, x=xy(x.start - 6), y=xy(top + 13), text_anchor="end")

@@ -9,7 +9,7 @@ from fedapp.report import markup
 from fedapp.report.charts import Bar, Curve, bars, curves
 from fedapp.report.markup import MIB, Html, details, figure, figures, note, number, plain, table, tag
 from fedapp.report.records import Line, Records, totals
-from fedapp.report.sections import section, series, share
+from fedapp.report.sections import failure_row, section, series, share
 
 FLOWS = (("train, up", "", "up"), ("train, down", "", "down"), ("evaluate, up", "evaluate_", "up"),
          ("evaluate, down", "evaluate_", "down"))  # fmt: skip
@@ -111,16 +111,7 @@ def failures(records: Records) -> Html:
     words.append(
         note(total, " failure; " if len(found) == 1 else " failures; ", "failed: client ", tag("b", named), ".")
     )
-    rows = [
-        (
-            "start" if failure["round"] == 0 else str(failure["round"]),
-            str(failure["client"]),
-            failure.get("phase") or markup.NOTHING,
-            failure["kind"],
-            (str(failure["reason"]).splitlines() or [""])[0],
-        )
-        for failure in found[:ROUNDS]
-    ]
+    rows = [failure_row(failure) for failure in found[:ROUNDS]]
     if len(found) > ROUNDS:
         words.append(note(f"The first {ROUNDS} of them:"))
     return section("failures", "Failures", *words, table(["round", "client", "phase", "type", "cause"], rows, 4))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedapp.report import svg
 from fedapp.report.markup import Html, join, plain, tag
-from fedapp.report.svg import GRID, MUTED, PALETTE, WIDTH, Scale, xy
+from fedapp.report.svg import GRID, MUTED, WIDTH, Scale, xy
 
 ROWS, COLUMNS = 60, 40  # rows shown at most; more columns scroll
 SIDE = 400.0
@@ -158,11 +158,21 @@ def scatter(points: NDArray[np.float64], drawn: Groups, what: str) -> Html:
         own = points[drawn.member == index]
         if len(own):
             marks = (tag("text", sign, x=xy(x(a)), y=xy(y(b) + em / 3)) for a, b in own.tolist())
-            colour = PALETTE[index % len(PALETTE)]
+            colour = svg.colour_of(index)
             parts.append(tag("g", *marks, fill=colour, class_=f"sign s{em}"))
+            parts += [_over(own, sign, x, y, spread)] if em < 12 else []
     legend = Html("")
     if list(drawn.signs) != list(drawn.names):
         pairs = (f"{sign} = {name}" for sign, name in zip(drawn.signs, drawn.names, strict=True))
         legend = tag("p", "; ".join(pairs), class_="note")
     image = svg.drawing(SIDE, f"{what}, {len(points)} points", *parts)
     return join([image, legend])
+
+
+def _over(own: NDArray[np.float64], sign: str, x: Scale, y: Scale, spread: float) -> Html:
+    """Return a group's sign above its points if they are so close together that theirs cannot be read."""
+    centre = np.median(own, axis=0)
+    if len(own) < 3 or np.median(np.abs(own - centre).max(axis=1)) > 0.04 * spread:
+        return Html("")
+    top = max(y(float(own[:, 1].max())) - 7, 12.0)
+    return svg.text(x(float(centre[0])), top, sign, "middle", class_="halo")

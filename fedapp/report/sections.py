@@ -141,6 +141,18 @@ def pairs(values: Mapping[str, Any], between: str = " = ") -> str:
     return ", ".join(f"{key}{between}{value}" for key, value in values.items()) or "none"
 
 
+def failure_row(failure: Line) -> tuple[str, str, str, str, str]:
+    """Return round, client, phase, type and the first line of the cause.
+
+    Example:
+        >>> failure_row({"round": 0, "client": "3", "phase": "start", "kind": "NoReply", "reason": "late"})
+        ('start', '3', 'start', 'NoReply', 'late')
+    """
+    when = "start" if failure["round"] == 0 else str(failure["round"])
+    cause = (str(failure["reason"]).splitlines() or [""])[0]
+    return when, str(failure["client"]), failure.get("phase") or NOTHING, str(failure["kind"]), cause
+
+
 # ---- how well it went ------------------------------------------------------------------------------
 
 

@@ -52,6 +52,36 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
+def colour_of(style: int) -> str:
+    """Return the colour of a style.
+
+    Example:
+        >>> colour_of(0) == colour_of(7)
+        True
+    """
+    return PALETTE[style % len(PALETTE)]
+
+
+def dash_of(style: int) -> str | None:
+    """Return the dashes of a style; styles of one colour differ in theirs.
+
+    Example:
+        >>> dash_of(0) == dash_of(7)
+        False
+    """
+    return DASHES[(style + 2 * (style // len(PALETTE))) % len(DASHES)]
+
+
+def marker_of(style: int) -> str:
+    """Return the marker of a style, a path from its middle; styles of one colour differ in theirs.
+
+    Example:
+        >>> marker_of(0) == marker_of(7)
+        False
+    """
+    return MARKERS[(style + style // len(PALETTE)) % len(MARKERS)]
+
+
 def xy(value: float) -> str:
     """Return a coordinate with one digit, without what is not needed.
 
