@@ -145,7 +145,7 @@ def table(found: Comparison) -> Table:
             with_spread(spread(list(found.numbers(label, metric).values())), METRICS[metric].digits) for metric in SHOWN
         ]
         body.append((label, f"{len(found.runs[label])}/{len(found.seeds)}", *cells))
-    notes = (PLUS_MINUS,) if len(found.seeds) > 1 else ("one seed: nothing is known about its spread",)
+    notes: tuple[str, ...] = (PLUS_MINUS if len(found.seeds) > 1 else "one seed: nothing is known about its spread",)
     given = " ".join(f"{key}={value}" for key, value in found.shared.items())
     notes += (f"settings other than the defaults: {given or 'none'}",)
     return Table(f"Comparison: {_what(found)}", header, tuple(body), (*notes, *found.warnings))

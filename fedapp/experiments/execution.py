@@ -7,12 +7,11 @@ is its own folder: it is done when its summary is there and its recorded setting
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,12 +39,14 @@ class Outcome:
     Attributes:
         status: "waiting", "running", "done" or "broken".
         cause: Why it broke.
-        seconds: How long it ran.
+        seconds: How long it ran; of a continued run, since it went on.
+        continued: Whether it went on from a checkpoint of a run that was cut.
     """
 
     status: str = "waiting"
     cause: str = ""
     seconds: float = 0.0
+    continued: bool = False
 
 
 @dataclass
@@ -95,7 +96,10 @@ def execute(sweep: Sweep, folder: Path, say: Say) -> dict[str, Outcome]:
     Raises:
         SettingError: If the folder cannot be written, or another process is at work in it.
     """
-    with _alone_in(folder), _Engine(sweep.engine) as engine:
+    from fedapp.checkpoints import alone_in
+
+    _make(folder)
+    with alone_in(folder), _Engine(sweep.engine) as engine:
         state = State(sweep, {name: Outcome(**was) for name, was in previous(folder).items()})
         say(f"{sweep.name}: {len(sweep.cells)} runs into {folder}")
         for index, cell in enumerate(sweep.cells, start=1):
@@ -105,9 +109,10 @@ def execute(sweep: Sweep, folder: Path, say: Say) -> dict[str, Outcome]:
                 state.outcomes[cell.name] = replace(before, status="done", cause="")
                 say(f"{label}: done before, skipped")
                 continue
-            state.outcomes[cell.name] = Outcome("running")
+            continued = can_continue(folder / cell.name, cell, before)
+            state.outcomes[cell.name] = Outcome("running", continued=continued)
             state.write(folder)
-            state.outcomes[cell.name] = _attempt(engine, cell, folder, partial(_say, say, label))
+            state.outcomes[cell.name] = _attempt(engine, cell, folder, continued, partial(_say, say, label))
             state.write(folder)
         state.write(folder)
         return {cell.name: state.outcomes[cell.name] for cell in sweep.cells}
@@ -116,18 +121,31 @@ def execute(sweep: Sweep, folder: Path, say: Say) -> dict[str, Outcome]:
 def is_done(folder: Path, cell: Cell) -> bool:
     """Return whether a folder holds the finished run of a cell, with records that can be read."""
     try:
-        return not other_settings(records.read(folder), cell)
+        return not other_settings(records.read(folder).settings, cell)
     except SettingError:
         return False
 
 
-def other_settings(run: records.Run, cell: Cell) -> list[str]:
+def can_continue(folder: Path, cell: Cell, before: Outcome) -> bool:
+    """Return whether the run of a cell was cut after a checkpoint; one that broke when continued starts anew."""
+    from fedapp import checkpoints
+
+    if before.status == "broken" and before.continued:
+        return False
+    try:
+        alike = not other_settings(records.begun(folder)[0], cell)
+    except SettingError:
+        return False
+    return alike and bool(checkpoints.found(folder / "checkpoints")) and not (folder / "summary.json").exists()
+
+
+def other_settings(settings: Mapping[str, Any], cell: Cell) -> list[str]:
     """Return which settings of a run are not the cell's; a setting that is newer than the run has its default."""
     wanted: dict[str, Any] = {**flatten(cell.config), **cell.settings}
     default = flatten(RunConfig())
     found = []
     for key, value in wanted.items():
-        recorded = run.settings.get(key, default.get(key))
+        recorded = settings.get(key, default.get(key))
         if key not in NOT_COMPARED and not same(recorded, value):
             found.append(f"{key} is {recorded!r}, not {value!r}")
     return found
@@ -143,7 +161,7 @@ def previous(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     names = Outcome.__dataclass_fields__
     cells = read_state(folder)["cells"]
-    return {cell["name"]: {name: cell[name] for name in names} for cell in cells}
+    return {cell["name"]: {name: cell[name] for name in names if name in cell} for cell in cells}
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -213,22 +231,23 @@ class _Engine:
         self._stack.close()
 
 
-def _attempt(engine: _Engine, cell: Cell, folder: Path, say: Say) -> Outcome:
+def _attempt(engine: _Engine, cell: Cell, folder: Path, continued: bool, say: Say) -> Outcome:
     """Run one cell; whatever breaks it is its outcome, and the sweep goes on."""
-    moved = _move_aside(folder / cell.name)
-    say(f"what a cut or other run left is now {moved}; starting" if moved else "starting")
+    config = replace(cell.config, out=str(folder), resume=str(folder / cell.name) if continued else "")
+    moved = "" if continued else _move_aside(folder / cell.name)
+    say("goes on from its last checkpoint" if continued else f"starting; {moved}" if moved else "starting")
     started = time.monotonic()
     try:
-        done = engine.run(replace(cell.config, out=str(folder)), cell.clients, _Lines(say))
+        done = engine.run(config, cell.clients, _Lines(say))
     except Exception as error:  # of whatever kind: one broken cell must not stop the rest
         cause = f"{type(error).__name__}: {error}"
         (folder / f"{cell.name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         say(f"BROKEN: {cause.splitlines()[0]}")
-        return Outcome("broken", cause, time.monotonic() - started)
+        return Outcome("broken", cause, time.monotonic() - started, continued)
     seconds = time.monotonic() - started
     best = runner.summary(done)["accuracy"]["best"]
     say(f"done in {seconds:.1f} s, best accuracy " + ("not measured" if best is None else f"{100 * best:.2f} %"))
-    return Outcome("done", "", seconds)
+    return Outcome("done", "", seconds, continued)
 
 
 def _say(say: Say, label: str, line: str) -> None:
@@ -252,28 +271,19 @@ class _Lines:
 
 
 def _move_aside(folder: Path) -> str:
-    """Rename what is in the way of a cell, if anything, and return the new name; nothing is ever deleted."""
+    """Rename what is in the way of a cell, if anything, and say so; nothing is ever deleted."""
     if not folder.exists():
         return ""
     for number in range(1, 1000):
         aside = folder.with_name(f"{folder.name}.aside-{number}")
         if not aside.exists():
             folder.rename(aside)
-            return aside.name
+            return f"what was left of an earlier run is now {aside.name}"
     raise SettingError(f"{folder.parent} holds a thousand cut runs of {folder.name}; clear them up")
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder for the time of the block; the lock goes with the process, however it ends."""
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
     except OSError as error:
         raise SettingError(f"results cannot be written to {folder}: {error}; give another folder with --out") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SettingError(f"another fedapp is at work in {folder}; wait for it, or give another folder") from None
-        yield

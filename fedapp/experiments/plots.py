@@ -104,17 +104,20 @@ def _line_label(group: Group, panels: Sequence[str]) -> str:
 
 
 def _heat_map(found: Results, wanted: HeatMap, metric: str) -> Any:
-    keys = [key for key in (wanted.panels, wanted.y, wanted.x) if key]
-    numbers = {group.key: spread(group.numbers(metric)) for group in results.group(found, keys)}
-    means = {key: math.nan if value is None else value.mean for key, value in numbers.items()}
+    cells: dict[tuple[str, Any, Any], list[float | None]] = {}
+    for entry in found.entries:
+        panel = str(entry.value(wanted.panels)) if wanted.panels else ""
+        number = METRICS[metric].value(entry.run) if entry.run else None
+        cells.setdefault((panel, entry.value(wanted.y), entry.value(wanted.x)), []).append(number)
+    means = {key: value.mean if (value := spread(numbers)) else math.nan for key, numbers in cells.items()}
     base = _baseline(found, wanted, metric)
-    x = _ordered(key[-1] for key in means)
-    y = _ordered(key[-2] for key in means)
+    x, y = _ordered(key[2] for key in means), _ordered(key[1] for key in means)
     maps = []
-    for panel in dict.fromkeys(key[:-2] for key in means):
-        values = tuple(tuple(means.get((*panel, row, column), math.nan) - base for column in x) for row in y)
-        title = label([wanted.panels], panel) if panel else ""
-        maps.append(figures.Map(title, tuple(map(str, x)), tuple(map(str, y)), values))
+    for panel in _ordered(key[0] for key in means) or [""]:
+        shared = {key[1:]: value for key, value in means.items() if key[0] == ""}  # a cell that belongs to every panel
+        own = shared | {key[1:]: value for key, value in means.items() if key[0] == panel}
+        values = tuple(tuple(own.get((row, column), math.nan) - base for column in x) for row in y)
+        maps.append(figures.Map(panel, tuple(map(str, x)), tuple(map(str, y)), values))
     return figures.draw_maps(maps, short(wanted.x), short(wanted.y), metric, bool(wanted.baseline))
 
 

@@ -66,18 +66,33 @@ def read(folder: Path) -> Run:
     Raises:
         SettingError: If the folder holds none, or they cannot be read.
     """
+    settings, clients = begun(folder)
     try:
-        described = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
         lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         rounds = [json.loads(line) for line in lines if line]
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        clients = described["clients"]
-        settings = {**described["settings"], **dotted(described[PARAMS]), "clients": len(clients)}
     except FileNotFoundError as error:
         raise SettingError(f"{folder} holds no finished run: {Path(error.filename).name} is missing") from None
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise SettingError(f"the records in {folder} cannot be read: {error}") from error
     return Run(folder, settings, clients, rounds, summary)
+
+
+def begun(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the settings and the clients of a run that has begun, finished or not.
+
+    Raises:
+        SettingError: If the folder holds none, or its config.yaml cannot be read.
+    """
+    try:
+        described = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
+        clients = described["clients"]
+        number = described.get("num-clients") or len(clients)
+        return {**described["settings"], **dotted(described[PARAMS]), "clients": number}, clients
+    except FileNotFoundError:
+        raise SettingError(f"{folder} holds no run: config.yaml is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise SettingError(f"the records in {folder} cannot be read: {error}") from error
 
 
 def dotted(params: Mapping[str, Any]) -> dict[str, Any]:

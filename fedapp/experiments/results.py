@@ -28,6 +28,7 @@ class Entry:
         status: "waiting", "running", "done" or "broken".
         cause: Why it broke.
         run: Its records, if it is done.
+        varied: Settings that the plan varies: what it does not give of them reads the same before and after the run.
     """
 
     name: str
@@ -36,10 +37,11 @@ class Entry:
     status: str
     cause: str
     run: Run | None
+    varied: tuple[str, ...] = ()
 
     def value(self, key: str) -> Any:
         """Return a setting: as planned, else as recorded, else its default; "" if it has none."""
-        recorded = self.run.settings if self.run else {}
+        recorded = self.run.settings if self.run and key not in self.varied else {}
         return self.settings.get(key, recorded.get(key, _DEFAULTS.get(key, "")))
 
 
@@ -161,7 +163,8 @@ _DEFAULTS = defaults(RunConfig)
 def _of_sweep(folder: Path) -> Results:
     state = read_state(folder)
     try:
-        entries = tuple(_entry(folder, cell) for cell in state["cells"])
+        varied = tuple(state["varied"])
+        entries = tuple(_entry(folder, cell, varied) for cell in state["cells"])
         heat_map = HeatMap(**state["heat-map"]) if state["heat-map"] else None
         expected = tuple(Expected(**entry) for entry in state["expected"])
         return Results(folder, state["title"], tuple(state["varied"]), entries, expected, heat_map, state["overridden"])
@@ -169,13 +172,13 @@ def _of_sweep(folder: Path) -> Results:
         raise SettingError(f"{folder / STATE} cannot be read: {error!r}") from error
 
 
-def _entry(folder: Path, cell: Mapping[str, Any]) -> Entry:
+def _entry(folder: Path, cell: Mapping[str, Any], varied: tuple[str, ...]) -> Entry:
     run = None
     if cell["status"] == "done":
         with contextlib.suppress(SettingError):  # a run that was moved away is not done
             run = records.read(folder / cell["name"])
     status = "waiting" if cell["status"] == "done" and run is None else cell["status"]
-    return Entry(cell["name"], cell["seed"], cell["settings"], status, cell["cause"], run)
+    return Entry(cell["name"], cell["seed"], cell["settings"], status, cell["cause"], run, varied)
 
 
 def _varying(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -224,5 +224,5 @@ def _notes(found: Results, lines: Sequence[Row]) -> tuple[str, ...]:
     notes = [PLUS_MINUS] if any(row.ours and row.ours.std is not None for row in lines) else []
     mixed = dict.fromkeys(key for row in lines for key in row.mixed)
     if mixed:
-        notes.append(f"averaged over different values of {', '.join(mixed)}: tell them apart with --by")
+        notes.append(f"means and ± also go over different values of {', '.join(mixed)}: tell them apart with --by")
     return (*notes, *results.warnings(found))
