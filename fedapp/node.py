@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -202,7 +202,7 @@ def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[Client
         num_rounds=instruction.num_rounds,
         seed=instruction.seed,
         build=setup.companion,
-        state={name.removeprefix(STATE): tensor for name, tensor in (kept or {}).items() if name.startswith(STATE)},
+        state=part_of(kept or {}, STATE),
     )
     return method.update(params, local), memory
 
@@ -219,10 +219,14 @@ def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
                 _skeletons.pop(next(iter(_skeletons)))
             _skeletons[setup.model_key] = model
     if kept is not None:
-        weights = {name.removeprefix(MODEL): tensor for name, tensor in kept.items() if name.startswith(MODEL)}
-        model.load_state_dict(weights)
+        model.load_state_dict(part_of(kept, MODEL))
         model.zero_grad(set_to_none=True)
     return model
+
+
+def part_of(kept: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Return the tensors of one part of a client's memory, ``MODEL`` or ``STATE``, by their own names."""
+    return {name.removeprefix(part): tensor for name, tensor in kept.items() if name.startswith(part)}
 
 
 def _kept(update: ClientUpdate) -> dict[str, Tensor]:

@@ -1,0 +1,89 @@
+"""The Python interface: run, load, take models out."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import fedapp
+from fedapp.config import SettingError
+from fedapp.strategies import METHODS
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "from_python.py"
+QUICK = {"local_epochs": 1, "batch_size": 16, "samples_per_client": 40, "feature_dim": 16, "learning_rate": 0.05}
+
+
+def one_run(method: str, out: Path, **more: object) -> fedapp.api.Run:
+    models = "separable-cnn" if method == "fedavg" else "small-cnn,separable-cnn"
+    return fedapp.run(method, clients=4, rounds=2, models=models, out=out, **{**QUICK, **more})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_clients_model_answers_as_it_did_in_the_last_round(method: str, tmp_path: Path) -> None:
+    result = one_run(method, tmp_path)
+    last = result.clients[result.clients["round"] == 2].set_index("client")
+    for client in ("0", "3"):
+        measured = result.client(client).evaluate()
+        assert measured["accuracy"] == pytest.approx(last.loc[client, "accuracy"], abs=1e-9)
+        assert measured["loss"] == pytest.approx(last.loc[client, "test_loss"], rel=1e-5)
+
+
+def test_prediction_by_prototype_is_kept(tmp_path: Path) -> None:
+    result = one_run("fedsaf", tmp_path, method_params={"evaluate-by": "both"})
+    client = result.client(1)
+    recorded = result.rounds["evaluate.prototype-accuracy"].iloc[-1]
+    assert 0 <= recorded <= 1
+    assert "prototype-accuracy" in client.evaluate()
+
+
+def test_history_is_data_frames_and_other_data_can_be_given(tmp_path: Path) -> None:
+    result = one_run("fedproto", tmp_path)
+    assert isinstance(result.rounds, pd.DataFrame)
+    assert list(result.rounds.index) == [1, 2]
+    assert result.rounds["accuracy"].iloc[-1] == result.summary["accuracy"]["last"]
+    assert len(result.clients) == 2 * 4
+    x = torch.randn(7, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    client = result.client("2")
+    labels = client.predict(x)
+    assert labels.shape == (7,)
+    assert client.evaluate(x, labels)["accuracy"] == 1.0
+    again = fedapp.load_run(result.folder)
+    assert torch.equal(again.client("2").predict(x), labels)
+    assert repr(again).startswith("Run(fedproto, ")
+    assert again.failures == []
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="holds no run"):
+        fedapp.load_run(tmp_path)
+    result = one_run("local", tmp_path)
+    with pytest.raises(SettingError, match="unknown client '9'; valid names: 0, 1, 2, 3"):
+        result.client(9)
+    with pytest.raises(SettingError, match="save-client-models=1"):
+        _ = result.client(0, weights="best").model
+    with pytest.raises(SettingError, match="unknown setting 'lerning-rate'"):
+        fedapp.run("local", lerning_rate=1)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fedapp.nothing
+
+
+def test_best_weights_are_the_kept_ones(tmp_path: Path) -> None:
+    result = one_run("local", tmp_path, save_client_models=1)
+    best = int(result.rounds["accuracy"].idxmax())
+    accuracy = result.clients[(result.clients["round"] == best) & (result.clients["client"] == "1")]["accuracy"].item()
+    assert result.client(1, weights="best").evaluate()["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+
+
+def test_the_example_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = runpy.run_path(os.fspath(EXAMPLE))
+    assert len(names["saf"].rounds) == 3
+    assert (names["saf"].folder / "report.html").is_file()
+    assert "client_worst" in capsys.readouterr().out
