@@ -128,13 +128,15 @@ def draw_maps(maps: Sequence[Map], x: str, y: str, metric: str, difference: bool
     if difference:
         high = max(abs(low), abs(high)) or 1.0
         low = -high
+    darkest = high + 0.4 * (high - low)
     for axis, one in zip(axes, maps, strict=False):
         values = np.array(one.values, dtype=np.float64)
-        axis.imshow(values, cmap="Greys", vmin=low, vmax=high + 0.4 * (high - low), origin="lower", aspect="auto")
+        axis.imshow(values, cmap="Greys", vmin=low, vmax=darkest, origin="lower", aspect="auto")
         for row, column in np.ndindex(values.shape):
             if not math.isnan(values[row, column]):
                 shown = f"{values[row, column]:+.2f}" if difference else f"{values[row, column]:.2f}"
-                axis.text(column, row, shown, ha="center", va="center", fontsize=8)
+                dark = values[row, column] - low > 0.55 * (darkest - low)
+                axis.text(column, row, shown, ha="center", va="center", color="white" if dark else "black")
         axis.set_xticks(range(len(one.x)), one.x)
         axis.set_yticks(range(len(one.y)), one.y)
         axis.set(xlabel=x, ylabel=y, title=one.title)
@@ -177,7 +179,8 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Any]]
 
 
 def _draw_line(axis: Any, one: Line, index: int) -> None:
-    colour, dashes, marker = STYLES[index % len(STYLES)]
+    colour, _, marker = STYLES[index % len(STYLES)]
+    _, dashes, _ = STYLES[(index + index // len(STYLES)) % len(STYLES)]  # beyond eight lines: new pairs
     every = max(1, len(one.rounds) // MARKERS)
     start = index % every
     style = {"color": colour, "linestyle": dashes, "marker": marker, "markevery": (start, every), "markersize": 5}

@@ -13,14 +13,16 @@ from fedapp.experiments.grid import HeatMap, matches
 from fedapp.experiments.records import METRICS, PARAMS, curve
 from fedapp.experiments.results import Group, Results
 from fedapp.experiments.statistics import spread
-from fedapp.experiments.tables import short
+from fedapp.experiments.tables import short, shown
 
 FOLDER = "figures"
 MOST_PANELS = 12
 
 
 def plot(found: Results, by: Sequence[str] = (), metric: str = "best") -> list[Path]:
-    """Draw all figures of a folder into its ``figures/`` and return the files.
+    """Draw the figures of a folder into its ``figures/`` and return the files.
+
+    These are the curves and the numbers beside the expected ones; or the heat map, if the grid asks for one.
 
     Args:
         found: The runs.
@@ -40,9 +42,10 @@ def plot(found: Results, by: Sequence[str] = (), metric: str = "best") -> list[P
     if len(sheets) > MOST_PANELS and not found.heat_map:
         raise SettingError(f"{len(sheets)} panels are too many to read; name the settings of the lines with --by")
     folder, written = found.folder / FOLDER, []
-    if len(sheets) <= MOST_PANELS:
-        written += figures.save(figures.draw_curves(_curves(groups, panels)), folder / "curves")
-        written += figures.save(figures.draw_points(_points(found, groups, panels, metric), metric), folder / metric)
+    if not found.heat_map:
+        keys = (panels, lines)
+        written += figures.save(figures.draw_curves(_curves(groups, *keys)), folder / "curves")
+        written += figures.save(figures.draw_points(_points(found, groups, *keys, metric), metric), folder / metric)
     if found.heat_map:
         written += figures.save(_heat_map(found, found.heat_map, metric), folder / f"heat-map-{metric}")
     return written
@@ -69,38 +72,39 @@ def label(keys: Sequence[str], values: Sequence[Any]) -> str:
         'fedsaf gcsa, dirichlet-alpha 0.1'
     """
     texts = [str(value) for value in values if isinstance(value, str) and value]
-    numbers = [f"{short(key)} {value}" for key, value in zip(keys, values, strict=True) if not isinstance(value, str)]
+    numbers = [
+        f"{short(key)} {shown(value)}" for key, value in zip(keys, values, strict=True) if not isinstance(value, str)
+    ]
     return ", ".join(filter(None, [" ".join(texts), *numbers]))
 
 
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-def _curves(groups: Sequence[Group], panels: Sequence[str]) -> dict[str, list[figures.Line]]:
+def _curves(groups: Sequence[Group], panels: Sequence[str], lines: Sequence[str]) -> dict[str, list[figures.Line]]:
     drawn: dict[str, list[figures.Line]] = {}
     for group in groups:
         curves = [curve(entry.run) for entry in group.entries if entry.run]
-        one = figures.line(_line_label(group, panels), curves)
+        one = figures.line(_line_label(group, lines), curves)
         drawn.setdefault(label(panels, group.key[: len(panels)]), []).extend([one] if one.rounds else [])
     return drawn
 
 
 def _points(
-    found: Results, groups: Sequence[Group], panels: Sequence[str], metric: str
+    found: Results, groups: Sequence[Group], panels: Sequence[str], lines: Sequence[str], metric: str
 ) -> dict[str, list[figures.Point]]:
     drawn: dict[str, list[figures.Point]] = {}
     for group in groups:
         theirs = results.expected_of(found, group, metric)
         point = figures.Point(
-            _line_label(group, panels), spread(group.numbers(metric)), theirs.value if theirs else None
+            _line_label(group, lines), spread(group.numbers(metric)), theirs.value if theirs else None
         )
         drawn.setdefault(label(panels, group.key[: len(panels)]), []).append(point)
     return drawn
 
 
-def _line_label(group: Group, panels: Sequence[str]) -> str:
-    keys = [""] * len(group.key)
-    return label(keys[len(panels) :], group.key[len(panels) :]) or "all"
+def _line_label(group: Group, lines: Sequence[str]) -> str:
+    return label(lines, group.key[-len(lines) :]) or "all"
 
 
 def _heat_map(found: Results, wanted: HeatMap, metric: str) -> Any:
@@ -117,7 +121,7 @@ def _heat_map(found: Results, wanted: HeatMap, metric: str) -> Any:
         shared = {key[1:]: value for key, value in means.items() if key[0] == ""}  # a cell that belongs to every panel
         own = shared | {key[1:]: value for key, value in means.items() if key[0] == panel}
         values = tuple(tuple(own.get((row, column), math.nan) - base for column in x) for row in y)
-        maps.append(figures.Map(panel, tuple(map(str, x)), tuple(map(str, y)), values))
+        maps.append(figures.Map(panel, tuple(map(shown, x)), tuple(map(shown, y)), values))
     return figures.draw_maps(maps, short(wanted.x), short(wanted.y), metric, bool(wanted.baseline))
 
 

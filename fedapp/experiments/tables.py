@@ -93,7 +93,7 @@ def long_table(found: Results, by: Sequence[str] = (), metrics: Sequence[str] = 
     header += ("expected", "difference", "source") if expected else ()
     body = []
     for row in lines:
-        cells = [*map(str, row.key), f"{row.done}/{row.planned}", METRICS[row.metric].label, _ours(row)]
+        cells = [*map(shown, row.key), f"{row.done}/{row.planned}", METRICS[row.metric].label, _ours(row)]
         if expected:
             cells += [_theirs(row), _signed(row.difference, METRICS[row.metric].digits), row.source]
         body.append(tuple(cells))
@@ -123,7 +123,7 @@ def pivot(found: Results, by: Sequence[str], columns: Sequence[str], metric: str
         beside = f" [{_theirs(row)}]" if row.theirs is not None else ""
         body.setdefault(row.key[:split], {})[row.key[split:]] = _ours(row) + beside
     header = (*(short(key) for key in chosen), *(_heading(columns, head) for head in heads))
-    text = tuple((*map(str, key), *(cells.get(head, "") for head in heads)) for key, cells in body.items())
+    text = tuple((*map(shown, key), *(cells.get(head, "") for head in heads)) for key, cells in body.items())
     notes = _notes(found, lines)
     notes += ("[ ]: the expected number",) if any(row.theirs is not None for row in lines) else ()
     return Table(f"{found.title}: {METRICS[metric].label}", header, text, notes)
@@ -163,10 +163,10 @@ def comma_separated(found: Results, by: Sequence[str] = (), metrics: Sequence[st
     return sink.getvalue()
 
 
-def write(shown: Sequence[Table], found: Results, by: Sequence[str], metrics: Sequence[str]) -> list[Path]:
+def write(written: Sequence[Table], found: Results, by: Sequence[str], metrics: Sequence[str]) -> list[Path]:
     """Write table.md and table.csv beside the runs, in place of earlier ones."""
     paths = [found.folder / "table.md", found.folder / "table.csv"]
-    replace_text(paths[0], "\n".join(map(markdown, shown)))
+    replace_text(paths[0], "\n".join(map(markdown, written)))
     replace_text(paths[1], comma_separated(found, by, metrics))
     return paths
 
@@ -183,6 +183,16 @@ def with_spread(value: Spread | None, digits: int = 2) -> str:
     if value is None:
         return "-"
     return f"{value.mean:.{digits}f}" + (f" ± {value.std:.{digits}f}" if value.std else "")
+
+
+def shown(value: Any) -> str:
+    """Return a setting's value for a table or figure.
+
+    Example:
+        >>> shown(10.0), shown(0.1), shown("gcsa"), shown(True)
+        ('10', '0.1', 'gcsa', 'True')
+    """
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def short(key: str) -> str:
@@ -217,7 +227,7 @@ def _signed(value: float | None, digits: int) -> str:
 
 
 def _heading(columns: Sequence[str], head: Sequence[Any]) -> str:
-    return ", ".join(f"{short(key)} {value}" for key, value in zip(columns, head, strict=True))
+    return ", ".join(f"{short(key)} {shown(value)}" for key, value in zip(columns, head, strict=True))
 
 
 def _notes(found: Results, lines: Sequence[Row]) -> tuple[str, ...]:
