@@ -333,6 +333,7 @@ class RunConfig:
     save_client_models: int = setting(
         0, "keep all client models of every k-th evaluated round and of the best one; 0 = only the last two", low=0
     )
+    report: bool = setting(True, "write report.html beside the results at the end")
     track: str = setting("", "trackers separated by commas: tensorboard, wandb, mlflow, trackio")
     device_tiers: str = setting("", 'simulated devices, as "fast; pi slowdown=4 memory-mib=512 drop-out=0.1"')
     data: DataSettings = dataclasses.field(default_factory=DataSettings)

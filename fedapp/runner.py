@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import re
 import shutil
@@ -80,7 +81,13 @@ def run_local(config: RunConfig, clients: int, progress: Progress | None = None)
 
     config = absolute(config)
     grid = LocalGrid(client_app.app, clients, flatten(config))
-    return server_app.run(grid, config, base=str(Path.cwd()), progress=progress).folder
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING if progress else level)  # whoever shows progress says it all
+    try:
+        return server_app.run(grid, config, base=str(Path.cwd()), progress=progress).folder
+    finally:
+        logger.setLevel(level)
 
 
 def resume(

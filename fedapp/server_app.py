@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,20 @@ def _builder(config: RunConfig) -> Any:
 
 def _conclude(recorder: Recorder, strategy: PayloadStrategy) -> None:
     log(INFO, "Results: %s", recorder.folder)
+    if recorder.config.report:
+        _report(recorder)
     for line in recorder.headline().splitlines():
         log(INFO, "%s", line)
     if len(strategy.clients) == 2:
         log(INFO, 'Two clients took part; for more: flwr run . --stream --federation-config "num-supernodes=10 '
                   'client-resources-num-cpus=1"')  # fmt: skip
+
+
+def _report(recorder: Recorder) -> None:
+    """Write the report; a run that went well is not lost over a page that cannot be drawn."""
+    try:
+        from fedapp.report import write_report
+
+        log(INFO, "Report:  %s", write_report(recorder.folder))
+    except Exception as error:
+        log(WARNING, "the report could not be written: %s: %s", type(error).__name__, error)

@@ -15,7 +15,14 @@ from fedapp.config import SettingError
 from fedapp.strategies import METHODS
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "from_python.py"
-QUICK = {"local_epochs": 1, "batch_size": 16, "samples_per_client": 40, "feature_dim": 16, "learning_rate": 0.05}
+QUICK = {
+    "local_epochs": 1,
+    "batch_size": 16,
+    "samples_per_client": 40,
+    "feature_dim": 16,
+    "learning_rate": 0.05,
+    "report": False,
+}
 
 
 def one_run(method: str, out: Path, **more: object) -> fedapp.api.Run:

@@ -25,7 +25,7 @@ class PowerCutError(BaseException):
 
 
 def config(out: Path, method: str, name: str, **values: Any) -> RunConfig:
-    quick = {"num-server-rounds": ROUNDS, "local-epochs": 1, "batch-size": 8, "samples-per-client": 24}
+    quick = {"num-server-rounds": ROUNDS, "local-epochs": 1, "batch-size": 8, "samples-per-client": 24, "report": False}
     models = {"models": "separable-cnn" if method == "fedavg" else "small-cnn,separable-cnn", "feature-dim": 16}
     more = {"method": method, "run-name": name, "out": str(out), "fraction-train": 0.5, "schedule": "cosine"}
     return parse(RunConfig, {**quick, **models, **more, **values})

@@ -71,6 +71,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def config(**values: Any) -> RunConfig:
     quick = {"num-server-rounds": 2, "local-epochs": 1, "batch-size": 16, "samples-per-client": 60, "out": "results"}
+    quick["report"] = False
     user = {"plugins": "my_plugin", "models": "tiny,small-resnet", "method": "touchy", "feature-dim": 64}
     return parse(RunConfig, {**quick, **user, **{key.replace("_", "-"): value for key, value in values.items()}})
 
