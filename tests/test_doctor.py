@@ -334,6 +334,8 @@ def test_models_that_do_not_fit_the_method_together_are_found():
     outcomes = look("settings models", method="fedavg", models="mlp,small-cnn")
     assert "fedavg needs clients with the same model, got 2 kinds" in only_finding(outcomes["models"]).problem
     assert not look("settings models", method="fedavg", models="mlp,small-cnn", clients=1)["models"].findings
+    outcomes = look("settings models", method="fedavg", models="mlp,small-cnn", track="tensorbord")
+    assert all(outcome.findings for outcome in outcomes.values())
 
 
 def test_a_list_of_models_has_to_be_as_long_as_there_are_clients():

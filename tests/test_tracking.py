@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import logging
 import sys
 from types import ModuleType
 
 import pytest
 
-from fedapp import tracking
-from fedapp.config import RunConfig, SettingError
+from fedapp import runner, server_app, tracking
+from fedapp.config import RunConfig, SettingError, parse
 from fedapp.local_grid import LocalGrid
 from fedapp.node import client_app, client_id
 from fedapp.recorder import Recorder
@@ -255,3 +256,25 @@ def test_one_tracker_that_raises_does_not_stop_another(tmp_path, wandb, trackio,
     monkeypatch.delattr(sys.modules["trackio"], "log")
     recorder = run(tmp_path, "trackio,wandb")
     check_logs([call for call in calls if call[:2] != ("init", "fedapp") or len(call) == 5], recorder)
+
+
+# ---- the app ---------------------------------------------------------------------------------------
+
+
+def test_the_app_tracks_and_applies_device_tiers(tmp_path, monkeypatch, wandb, calls):
+    monkeypatch.chdir(tmp_path)
+    settings = {"method": "local", "models": "mlp", "feature-dim": 32, "samples-per-client": 20, "local-epochs": 1}
+    tiers = {"device-tiers": "fast; off drop-out=1", "track": "wandb"}
+    folder = runner.run_local(parse(RunConfig, {**settings, **tiers, "num-server-rounds": 1}), clients=2)
+    assert calls[0][3]["device-tiers"] == tiers["device-tiers"]
+    assert [call[2] for call in calls if call[0] == "log"] == [1, 1]
+    line = json.loads((folder / "rounds.jsonl").read_text())
+    assert line["trained"] == ["0"]
+    assert [(failure["client"], failure["kind"]) for failure in line["failed"]] == [("1", "DroppedOutError")]
+    assert line["client_seconds"]["tier-fast"] == line["client_seconds"]["train"]
+
+
+@pytest.mark.parametrize("wrong", [{"track": "wandbb"}, {"device-tiers": "pi slowdown=0"}])
+def test_a_wrong_tracker_or_tier_is_told_before_anything_starts(wrong):
+    with pytest.raises(SettingError):
+        server_app.check(parse(RunConfig, wrong))

@@ -12,9 +12,8 @@ def look(case: Case) -> str:
     """Check plugins, method, its parameters, trackers and device tiers; models and data have checks of their own."""
     config = case.config
     plugins.load(config.plugins)
-    method = lookup(METHODS, config.method, "method")
+    case.method = method = lookup(METHODS, config.method, "method")
     parse(method.strategy.params_type, split_pairs(config.method_params), what=f"{config.method} parameter")
     tiers.read(config.device_tiers)
     tracking.check(config.track)
-    case.method = method
     return f"method {config.method}, {config.num_server_rounds} rounds, {case.clients} clients"
