@@ -14,7 +14,6 @@ from fedapp.config import RunConfig, SettingError, join_pairs, lookup, parse
 from fedapp.experiments import execution, grid, results, tables
 from fedapp.experiments.execution import Say
 from fedapp.experiments.records import PARAMS
-from fedapp.paths import resolve
 from fedapp.runner import RunFailedError
 
 WIDTH = 160
@@ -107,7 +106,7 @@ def sweep(
     """
     plan = grid.load(grid.find(file), _pairs(words), seeds)
     plan = replace(plan, engine=lookup(grid.ENGINES, engine, "engine")) if engine else plan
-    folder = Path(resolve(out)) / plan.name
+    folder = Path(out).expanduser().resolve() / plan.name
     if only_list:
         for cell in plan.cells:
             say(f"{'done   ' if execution.is_done(folder / cell.name, cell) else 'waiting'} {cell.name}")

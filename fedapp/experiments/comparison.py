@@ -21,7 +21,6 @@ from fedapp.experiments.records import METRICS, MIB, PARAMS, Run
 from fedapp.experiments.statistics import LEAST_PAIRS, Paired, paired, spread
 from fedapp.experiments.tables import PLUS_MINUS, Table, markdown, with_spread
 from fedapp.memory import safe_name
-from fedapp.paths import resolve
 
 COLUMNS = (
     "method", "best", "last", "mean of last ten", "client mean", "client std", "worst client", "MiB up", "MiB down",
@@ -111,7 +110,7 @@ def compare(
     sweep = grid.build(plan, name or _name(labels, config))
     if len(sweep.cells) < len(labels) * len(seeds):
         raise SettingError(f"two of {', '.join(labels)} mean the same settings; give each method once")
-    folder = _folder(Path(resolve(config.out)), sweep, named=bool(name))
+    folder = _folder(Path(config.out).expanduser().resolve(), sweep, named=bool(name))
     outcomes = execution.execute(sweep, folder, say)
     found = _collect(folder, labels, seeds, sweep, outcomes)
     write(found)

@@ -200,4 +200,4 @@ def _foot(figure: Figure, text: str) -> None:
 def _with_unit(metric: str) -> str:
     label = METRICS[metric].label
     bare = "MiB" in label or label.endswith(" s") or metric == "failures"
-    return label if bare else f"{label} accuracy (%)"
+    return label if bare else f"accuracy (%), {label}"
