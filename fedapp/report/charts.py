@@ -207,7 +207,6 @@ def bars(drawn: Sequence[Bar], what: str, highest: float = 0.0) -> Html | None:
             height += ROW
         parts.append(_bar(bar, name, height, x))
         height += ROW
-    parts.append(svg.path(f"M{xy(left)} 0V{xy(height)}", stroke=MUTED))
     return svg.drawing(height + 2, f"{what}: {len(drawn)} bars", *parts)
 
 
@@ -227,4 +226,5 @@ def _bar(bar: Bar, name: str, top: float, x: Scale) -> Html:
         words = number(bar.key, bar.value, bar.shown, "tspan")
     remark = tag("tspan", f" {bar.remark}", font_weight="bold") if bar.remark else ""
     shape = svg.path(svg.box(x.start, top + 2, x(bar.value or 0.0) - x.start, ROW - 6), fill=colour, stroke=outline)
-    return join([label, shape, whisker, tag("text", words, remark, x=xy(end + 6), y=xy(top + 13))])
+    axis = svg.path(f"M{xy(x.start)} {xy(top)}v{xy(ROW)}", stroke=MUTED)
+    return join([label, shape, axis, whisker, tag("text", words, remark, x=xy(end + 6), y=xy(top + 13))])

@@ -257,9 +257,11 @@ def _domains(found: Sequence[Group]) -> Html:
         bars_of = _bars(found, _found("domains", name, "last"), f"domains.{name}.last", percent, heading=name)
         drawn += bars_of
     drawing = bars(drawn, "accuracy by domain and method", 1.0)
-    worst = min((bar for bar in drawn if bar.value is not None), key=lambda bar: bar.value or 0.0, default=None)
-    lowest = f" The lowest is {worst.name} with {worst.shown}." if worst else ""
-    how = f"Accuracy over each domain's test samples at the last evaluation, mean over seeds.{lowest}"
+    places = [name for name in domains for _ in found]
+    known = [(bar.value, bar, name) for bar, name in zip(drawn, places, strict=True) if bar.value is not None]
+    lowest = min(known, key=lambda one: one[0])
+    worst = f" The lowest is {lowest[1].name} on {lowest[2]} with {lowest[1].shown}."
+    how = f"Accuracy over each domain's test samples at the last evaluation, mean over seeds.{worst}"
     return figures(figure("Domains", how, drawing)) if drawing else Html("")
 
 

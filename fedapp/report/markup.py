@@ -18,13 +18,17 @@ class Html(str):
     """Markup that goes into a page as it stands; every other text is escaped on its way in.
 
     Example:
-        >>> Html("<b>") + "<", isinstance(Html("<b>") + "<", Html)
-        ('<b>&lt;', True)
+        >>> Html("<b>") + "<", "<" + Html("<b>")
+        ('<b>&lt;', '&lt;<b>')
     """
 
     def __add__(self, other: str) -> Html:
         """Return both as one piece of markup."""
         return Html(str.__add__(self, escape(other)))
+
+    def __radd__(self, other: str) -> Html:
+        """Return both as one piece of markup."""
+        return escape(other) + self
 
 
 def escape(text: object) -> Html:

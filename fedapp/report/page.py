@@ -34,7 +34,10 @@ summary{cursor:pointer;color:#00497a}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .75rem .25rem 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
 th[scope=row],thead th:first-child,caption{text-align:left}
-th[scope=row]{font-weight:400;min-width:4rem;max-width:18rem;overflow-wrap:anywhere}
+td{white-space:nowrap}
+th[scope=row]{font-weight:400;max-width:18rem}
+td.w{white-space:normal}
+td.w:last-child{min-width:15rem}
 table .w{text-align:left}
 thead th{border-bottom:1.5px solid #595959}
 .figures{columns:2 420px;column-gap:2rem;margin:1rem 0}
@@ -64,7 +67,7 @@ def page(title: str, body: Sequence[Html]) -> str:
         tag("style", Html(STYLE)),
     )
     foot = tag("footer", "Made by fedapp from the run's records alone. This page loads nothing and sends nothing.")
-    return "<!doctype html>\n" + tag("html", head, tag("body", *body, foot), lang="en") + "\n"
+    return Html("<!doctype html>\n") + tag("html", head, tag("body", *body, foot), lang="en") + "\n"
 
 
 def contents(entries: Sequence[tuple[str, str]]) -> Html:

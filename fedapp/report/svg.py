@@ -13,7 +13,7 @@ from fedapp.report.markup import Html, join, tag
 
 WIDTH = 400.0
 INK, MUTED, GRID = "#1a1a1a", "#595959", "#d9d9d9"
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#a3478a", "#8a6d00", "#3b3b3b", "#56b4e9")
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#a3478a", "#8a6d00", "#3b3b3b", "#3d8fc9")
 """Okabe and Ito's colours for colour-blind readers, the two palest darkened for white paper."""
 WORST = "#d55e00"
 DASHES = (None, "7 3", "2 2.5", "9 3 2 3", "1.5 4", "12 4", "5 2 1.5 2 1.5 2")
@@ -104,8 +104,11 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
         >>> ticks(3, 3)
         [2.0, 2.5, 3.0, 3.5, 4.0]
     """
-    if not high > low:
-        low, high = low - max(abs(low) / 3, 1e-9), high + max(abs(high) / 3, 1e-9)
+    largest = max(abs(low), abs(high))
+    if largest < 1e-12:
+        low, high = 0.0, 1.0
+    elif high - low < 1e-5 * largest:
+        low, high = low - largest / 3, high + largest / 3
     raw = (high - low) / max(count - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = min((factor * power for factor in (1, 2, 2.5, 5, 10)), key=lambda size: abs(math.log(size / raw)))

@@ -15,9 +15,7 @@ from fedapp.recorder import COLUMNS
 from fedapp.report.records import summarise
 
 MODELS = ("small-cnn", "small-resnet", "separable-cnn", "mlp")
-FLOWS = [
-    f"{phase}{kind}_{way}" for phase in ("", "evaluate_") for kind in ("payload", "header") for way in ("down", "up")
-]
+FLOWS = [f"{p}{kind}_{way}" for p in ("", "evaluate_") for kind in ("payload", "header") for way in ("down", "up")]
 DOMAINS = ("optical", "mnist", "mnistm", "rendered")
 
 
