@@ -24,7 +24,7 @@ from fedapp.experiments.statistics import Spread, spread
 STYLES = (
     ("#000000", "-", "o"), ("#D55E00", (0, (5, 2)), "s"), ("#0072B2", (0, (1, 1.5)), "^"),
     ("#009E73", (0, (5, 2, 1, 2)), "D"), ("#CC79A7", (0, (8, 3)), "v"), ("#E69F00", (0, (3, 1, 1, 1, 1, 1)), "P"),
-    ("#56B4E9", (0, (2, 2)), "X"), ("#7F7F7F", "-", "*"),
+    ("#56B4E9", (0, (2, 2)), "X"), ("#7F7F7F", (0, (1, 4)), "p"),
 )  # fmt: skip
 """Colour (Okabe and Ito's, told apart by the colour-blind), dashes and marker of each line."""
 SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fedapp", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}

@@ -41,6 +41,8 @@ class Entry:
 
     def value(self, key: str) -> Any:
         """Return a setting: as planned, else as recorded, else its default; "" if it has none."""
+        if key == "seed":
+            return self.seed
         recorded = self.run.settings if self.run and key not in self.varied else {}
         return self.settings.get(key, recorded.get(key, _DEFAULTS.get(key, "")))
 

@@ -129,13 +129,13 @@ def test_a_slip_is_an_error_before_anything_runs(change: dict[str, Any], message
 def test_an_unknown_file_is_answered_with_the_shipped_ones() -> None:
     with pytest.raises(SettingError, match="did you mean fedsaf-table-1"):
         grid.find("fedsaf-tabel-1")
-    with pytest.raises(SettingError, match="no-such.yaml does not exist; shipped"):
+    with pytest.raises(SettingError, match=r"no-such\.yaml does not exist; shipped"):
         grid.find("no-such.yaml")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("grid: [unclosed")
-    with pytest.raises(SettingError, match="bad.yaml cannot be read"):
+    with pytest.raises(SettingError, match=r"bad\.yaml cannot be read"):
         grid.load(tmp_path / "bad.yaml")
 
 
