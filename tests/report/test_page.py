@@ -2,6 +2,8 @@ import csv
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -339,3 +341,11 @@ def test_a_large_run_stays_small(tmp_path):
 
 def test_the_same_records_give_the_same_page(folder, text):
     assert write_report(Path(folder)).read_text(encoding="utf-8") == text
+
+
+def test_a_report_needs_no_torch(folder):
+    code = (
+        "import sys; from pathlib import Path; from fedapp.report import write_report; write_report(Path(sys.argv[1]))"
+    )
+    code += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
