@@ -111,7 +111,11 @@ def sweep(
         for cell in plan.cells:
             say(f"{'done   ' if execution.is_done(folder / cell.name, cell) else 'waiting'} {cell.name}")
         return
-    outcomes = execution.execute(plan, folder, say)
+    try:
+        outcomes = execution.execute(plan, folder, say)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        raise
     table(str(folder), say=say)
     _fail_if_broken(execution.broken(outcomes), folder)
 

@@ -14,18 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp import runner
 from fedapp.config import RunConfig, SettingError, flatten, lookup, split_pairs
 from fedapp.experiments import execution, grid, records, results
-from fedapp.experiments.records import METRICS, MIB, PARAMS, Run
+from fedapp.experiments.records import METRICS, PARAMS, Run
 from fedapp.experiments.statistics import LEAST_PAIRS, Paired, paired, spread
 from fedapp.experiments.tables import PLUS_MINUS, Table, markdown, with_spread
 from fedapp.memory import safe_name
 
-COLUMNS = (
-    "method", "best", "last", "mean of last ten", "client mean", "client std", "worst client", "MiB up", "MiB down",
-    "seconds",
-)  # fmt: skip
 SHOWN = (
     "best", "last", "last_ten", "client_std", "client_worst", "mib_up", "mib_down", "train_seconds", "failures"
 )  # fmt: skip
@@ -111,7 +106,11 @@ def compare(
     if len(sweep.cells) < len(labels) * len(seeds):
         raise SettingError(f"two of {', '.join(labels)} mean the same settings; give each method once")
     folder = _folder(Path(config.out).expanduser().resolve(), sweep, named=bool(name))
-    outcomes = execution.execute(sweep, folder, say)
+    try:
+        outcomes = execution.execute(sweep, folder, say)
+    except KeyboardInterrupt:
+        say(f"interrupted; the same command with --name {folder.name} goes on from here")
+        raise
     found = _collect(folder, labels, seeds, sweep, outcomes)
     write(found)
     return found
@@ -195,11 +194,6 @@ def described(found: Comparison) -> dict[str, Any]:
             for seed, run in seeds.items()
         ],
     }
-
-
-def rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
-    """Return one row of text a run, under ``COLUMNS``; accuracies in per cent, weighted by samples unless named."""
-    return [_row(runner.summary(folder)) for folder in folders]
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -299,23 +293,3 @@ def _interval(value: Paired | None) -> str:
     if value.low is None or value.high is None:
         return f"{value.mean:+.2f}"
     return f"{value.mean:+.2f} [{value.low:+.2f}, {value.high:+.2f}]"
-
-
-def _row(summary: dict[str, Any]) -> tuple[str, ...]:
-    accuracy, clients, traffic = summary["accuracy"], summary["clients"], summary["bytes"]
-    up = traffic.get("payload_up", 0) + traffic.get("evaluate_payload_up", 0)
-    down = traffic.get("payload_down", 0) + traffic.get("evaluate_payload_down", 0)
-    return (
-        summary["method"],
-        *(_percent(accuracy[name]) for name in ("best", "last", "last_ten")),
-        _percent(clients["mean"]),
-        _percent(clients["std"]),
-        f"{_percent(clients['worst'])} (client {clients['worst_client']})",
-        f"{up / MIB:.2f}",
-        f"{down / MIB:.2f}",
-        f"{summary['seconds']['run']:.1f}",
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"

@@ -200,12 +200,3 @@ def test_a_slip_ends_with_code_2_before_anything_runs(tmp_path: Path, words: lis
     assert code == 2, output
     assert message in output
     assert not (tmp_path / "fedapp-runs").exists()
-
-
-def test_rows_of_single_runs_keep_their_columns(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", {"method": "local", "seed": 0}, [0.25, 0.75])
-    (row,) = comparison.rows([folder])
-    cells = dict(zip(comparison.COLUMNS, row, strict=True))
-    assert (cells["best"], cells["last"], cells["worst client"], cells["MiB up"]) == (
-        "75.00", "75.00", "25.00 (client 1)", "3.50",
-    )  # fmt: skip
