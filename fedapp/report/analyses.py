@@ -75,7 +75,7 @@ def _recorded(records: Records) -> list[Html]:
          curves(dimensions, ("round", "directions"), zero=True)),
         ("Agreement between clients",
          "Linear CKA of two clients' prototypes, averaged over pairs: at 1 all clients arrange the classes alike, at 0 "
-         "nothing is shared.", curves(agreement, ("round", "CKA"))),
+         "nothing is shared.", curves(agreement, ("round", "CKA"), most=1)),
         ("Shape and rigid part (FedSAF, Prop. 1)",
          "Distance from the global prototypes, mean over clients with their range: shape is what no rotation removes, "
          "rigid is only a different basis.", _mean_split(lines)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,11 @@ def decimate(points: Points, limit: int = POINTS) -> Points:
 
 
 def curves(
-    drawn: Sequence[Curve], labels: tuple[str, str], zero: bool = False, stars: Sequence[Star] = ()
+    drawn: Sequence[Curve],
+    labels: tuple[str, str],
+    zero: bool = False,
+    stars: Sequence[Star] = (),
+    most: float = math.inf,
 ) -> Html | None:
     """Return curves over rounds, each with its own dashes and marker and its name at its end; None without a value.
 
@@ -73,6 +78,7 @@ def curves(
         labels: What stands at the axes.
         zero: Whether the upright axis starts at 0.
         stars: Points to mark.
+        most: The largest value there can be; the axis ends there.
     """
     kept = [curve for curve in drawn if any(y is not None for _, y in curve.points)]
     if not kept:
@@ -81,7 +87,8 @@ def curves(
     ys = [y for curve in kept for _, y in curve.points if y is not None]
     ys += [edge for curve in kept for _, *edges in curve.band for edge in edges]
     low, high = 0.0 if zero else min(ys), max(ys)
-    high += 0.12 * (high - low) * bool(stars)
+    high = min(high + 0.12 * (high - low) * bool(stars), most)
+    top = TOP + 13 * bool(stars)  # room for the words of a star at the very top
     y_ticks = svg.ticks(low, high if high > low or not zero else 1.0)
     x_ticks = [value for value in svg.ticks(min(xs), max(xs), 6, whole=True) if min(xs) <= value <= max(xs)]
     names = [svg.shorten(curve.name, NAME) for curve in kept]
@@ -89,9 +96,9 @@ def curves(
     right = 20 + svg.CHARACTER * max(map(len, names))
     ends = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
     x = Scale(*ends, left + 4, WIDTH - right)
-    y = Scale(y_ticks[0], y_ticks[-1], TOP + PLOT, TOP)
+    y = Scale(y_ticks[0], y_ticks[-1], top + PLOT, top)
     lasts = [[(at, value) for at, value in curve.points if value is not None][-1] for curve in kept]
-    heights = svg.dodge([y(value) for _, value in lasts], 14, TOP, TOP + PLOT)
+    heights = svg.dodge([y(value) for _, value in lasts], 14, top, top + PLOT)
     parts = [svg.frame(x, y, x_ticks, y_ticks, labels)]
     parts += [_band(curve, i, x, y) for i, curve in enumerate(kept) if curve.band]
     for i, curve in enumerate(kept):
@@ -101,7 +108,7 @@ def curves(
         ]
     parts += [_star(star, x, y) for star in stars]
     spoken = f"{labels[1]} over {labels[0]}: " + ", ".join(curve.name for curve in kept)
-    return svg.drawing(TOP + PLOT + BOTTOM, spoken, *parts)
+    return svg.drawing(top + PLOT + BOTTOM, spoken, *parts)
 
 
 def _style(curve: Curve, position: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def render(runs: Sequence[Records]) -> str:
     names = [("summary", "Methods"), ("curves", "Over rounds"), ("domains", "Domains"), ("costs", "Costs"),
              ("runs", "Runs"), ("failures", "Failures")]  # fmt: skip
     parts = [
-        tag("h1", f"{len(found)} methods on {', '.join(data)}"),
+        tag("h1", f"{_count(found)} on {', '.join(data)}"),
         join(
             note(f"{run.name}: not finished, {len(run.rounds)} rounds are recorded", kind="warning")
             for run in runs
@@ -88,6 +89,13 @@ def render(runs: Sequence[Records]) -> str:
     return page(f"Comparison on {', '.join(data)}", parts)
 
 
+def _count(found: Sequence[Group]) -> str:
+    """Return how many methods there are, or variants if some differ in their settings alone."""
+    methods = {str(group.runs[0].summary["method"]) for group in found}
+    noun = "method" if len(methods) == len(found) else "variant"
+    return f"{len(found)} {noun}{'s' * (len(found) != 1)}"
+
+
 def grouped(runs: Sequence[Records]) -> list[Group]:
     """Return the runs by method and settings, in the order in which they came."""
     sorts: dict[tuple[str, str], list[Records]] = {}
@@ -101,8 +109,9 @@ def grouped(runs: Sequence[Records]) -> list[Group]:
         for (method, _), own in sorts.items()
     ]
     clear = max(map(len, full)) <= LONGEST and len(set(full)) == len(full)
-    labels = full if clear else [f"{i + 1} {method}" if methods.count(method) > 1 else method
-                                 for i, method in enumerate(methods)]  # fmt: skip
+    ranks = [methods[:i].count(method) + 1 for i, method in enumerate(methods)]
+    short = [f"{m} {rank}" if methods.count(m) > 1 else m for m, rank in zip(methods, ranks, strict=True)]
+    labels = full if clear else short
     return [Group(label, name, own) for label, name, own in zip(labels, full, sorts.values(), strict=True)]
 
 
@@ -234,7 +243,7 @@ def _curves(found: Sequence[Group]) -> Html:
         lines = [_curve(group, i, *keys, factor=factor) for i, group in enumerate(found)]
         stars = _highest(lines) if keys == ("accuracy",) else []
         how += " The band is one standard deviation over the seeds." if any(line.band for line in lines) else ""
-        drawing = curves(lines, ("round", label), stars=stars)
+        drawing = curves(lines, ("round", label), stars=stars, most=100 if factor == 100 else math.inf)
         if drawing:
             drawn.append(figure(title, how, drawing))
     return figures(*drawn) if drawn else note("No accuracy was measured in any of these runs.")

@@ -36,7 +36,7 @@ th,td{padding:.25rem .75rem .25rem 0;text-align:right;border-bottom:1px solid #d
 th[scope=row],thead th:first-child,caption{text-align:left}
 td{white-space:nowrap}
 th[scope=row]{font-weight:400;max-width:18rem}
-td.w{white-space:normal}
+td.w{white-space:normal;min-width:6rem}
 td.w:last-child{min-width:15rem}
 table .w{text-align:left}
 thead th{border-bottom:1.5px solid #595959}

@@ -218,7 +218,7 @@ def _over_rounds(records: Records) -> Html:
         "Higher is better; the star marks the best round. By samples every test sample counts the same, in the mean "
         "over clients every client does."
     )
-    return _drawn("Accuracy over rounds", how, curves(drawn, ("round", "accuracy, %"), stars=[star]))
+    return _drawn("Accuracy over rounds", how, curves(drawn, ("round", "accuracy, %"), stars=[star], most=100))
 
 
 def _domains(records: Records) -> Html | None:

@@ -106,10 +106,11 @@ def test_settings_that_differ_tell_runs_of_one_method_apart(tmp_path):
         folders.append(make(3, 3, settings={"learning-rate": rate}).write(tmp_path / str(i)))
     groups = grouped([load(folder) for folder in folders])
     assert [group.full for group in groups] == ["fedsaf learning-rate=0.01", "fedsaf learning-rate=0.05"]
-    assert [group.label for group in groups] == ["1 fedsaf", "2 fedsaf"]
+    assert [group.label for group in groups] == ["fedsaf 1", "fedsaf 2"]
     page = Page(write_comparison(folders, tmp_path).read_text())
+    assert "2 variants on digits4" in page.text
     assert (tmp_path / "report.html").is_file()
-    assert "2 fedsaf: fedsaf learning-rate=0.05" in page.text
+    assert "fedsaf 2: fedsaf learning-rate=0.05" in page.text
 
 
 def test_only_the_seed_and_the_place_differ_between_repetitions(runs):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.manifold import TSNE
 
 from fedapp.report import svg
-from fedapp.report.charts import Bar, Curve, bars, curves, decimate
+from fedapp.report.charts import Bar, Curve, Star, bars, curves, decimate
 from fedapp.report.embedding import embed, silhouette
 from fedapp.report.maps import Cells, cell_map
 from fedapp.report.records import Prototypes
@@ -83,6 +83,13 @@ def test_any_values_can_be_drawn(values):
     drawn = curves([Curve("a", list(enumerate(values)))], ("round", "y"), zero=min(values) >= 0)
     assert not re.search("nan|inf", drawn)
     Page(drawn)
+
+
+def test_an_axis_ends_where_values_must_end():
+    star = Star(2, 99.5, "best")
+    drawn = curves([Curve("a", [(1, 20.0), (2, 99.5)])], ("round", "accuracy, %"), stars=[star], most=100)
+    assert ">100</text>" in drawn
+    assert not re.search(r">1[1-9]\d</text>", drawn)
 
 
 def test_bars_are_as_long_as_their_values():

@@ -108,6 +108,16 @@ def test_best_and_worst_are_named(folder, page):
     assert f"the worst is {lowest}" in page.text
 
 
+def test_the_choice_by_validation_is_shown(tmp_path):
+    made = make(3, 4)
+    for line in made.rounds:
+        line["evaluate"]["validation-accuracy"] = 0.5
+    made.summary["accuracy"]["by_validation"] = 0.4321
+    page = read(made, tmp_path)
+    assert page.values()["accuracy.by_validation"] == "0.4321"
+    assert "43.21\xa0%" in page.text
+
+
 def test_the_command_runs_the_same_settings_again(tmp_path):
     changed = {"method-params": "alignment=rcsa proto-weight=5", "learning-rate": 0.05, "shared-init": True, "seed": 7}
     made = make(5, 2, settings={**changed, "method": "fedsaf"}, failing=[(0, "node-9")])
