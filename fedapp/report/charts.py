@@ -83,32 +83,37 @@ def curves(
     kept = [curve for curve in drawn if any(y is not None for _, y in curve.points)]
     if not kept:
         return None
+    names = [svg.shorten(curve.name, NAME) for curve in kept]
+    x, y, grid = _axes(kept, labels, zero, (bool(stars), most))
+    lasts = [[(at, value) for at, value in curve.points if value is not None][-1] for curve in kept]
+    heights = svg.dodge([y(value) for _, value in lasts], 14, y.end, y.start)
+    parts = [grid, *(_band(curve, i, x, y) for i, curve in enumerate(kept) if curve.band)]
+    for i, curve in enumerate(kept):
+        where = (x(lasts[i][0]), y(lasts[i][1]), x.end, heights[i])
+        parts += [_curve(curve, i, x, y), _name(names[i], curve, i, where)]
+    parts += [_star(star, x, y) for star in stars]
+    spoken = f"{labels[1]} over {labels[0]}: " + ", ".join(curve.name for curve in kept)
+    return svg.drawing(y.start + BOTTOM, spoken, *parts)
+
+
+def _axes(
+    kept: Sequence[Curve], labels: tuple[str, str], zero: bool, above: tuple[bool, float]
+) -> tuple[Scale, Scale, Html]:
+    """Return both scales, and the grid; ``above`` is whether a star needs room, and the largest possible value."""
+    starred, most = above
     xs = [x for curve in kept for x, _ in curve.points]
     ys = [y for curve in kept for _, y in curve.points if y is not None]
     ys += [edge for curve in kept for _, *edges in curve.band for edge in edges]
     low, high = 0.0 if zero else min(ys), max(ys)
-    high = min(high + 0.12 * (high - low) * bool(stars), most)
-    top = TOP + 13 * bool(stars)  # room for the words of a star at the very top
+    high = min(high + 0.12 * (high - low) * starred, most)
     y_ticks = svg.ticks(low, high if high > low or not zero else 1.0)
     x_ticks = [value for value in svg.ticks(min(xs), max(xs), 6, whole=True) if min(xs) <= value <= max(xs)]
-    names = [svg.shorten(curve.name, NAME) for curve in kept]
-    left = 12 + svg.CHARACTER * max(len(f"{value:,.6g}") for value in y_ticks)
-    right = 20 + svg.CHARACTER * max(map(len, names))
+    left = 16 + svg.CHARACTER * max(len(f"{value:,.6g}") for value in y_ticks)
+    right = 20 + svg.CHARACTER * max(min(len(curve.name), NAME) for curve in kept)
     ends = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
-    x = Scale(*ends, left + 4, WIDTH - right)
-    y = Scale(y_ticks[0], y_ticks[-1], top + PLOT, top)
-    lasts = [[(at, value) for at, value in curve.points if value is not None][-1] for curve in kept]
-    heights = svg.dodge([y(value) for _, value in lasts], 14, top, top + PLOT)
-    parts = [svg.frame(x, y, x_ticks, y_ticks, labels)]
-    parts += [_band(curve, i, x, y) for i, curve in enumerate(kept) if curve.band]
-    for i, curve in enumerate(kept):
-        parts += [
-            _curve(curve, i, x, y),
-            _name(names[i], curve, i, (x(lasts[i][0]), y(lasts[i][1]), x.end, heights[i])),
-        ]
-    parts += [_star(star, x, y) for star in stars]
-    spoken = f"{labels[1]} over {labels[0]}: " + ", ".join(curve.name for curve in kept)
-    return svg.drawing(top + PLOT + BOTTOM, spoken, *parts)
+    top = TOP + 13 * starred  # the words of a star at the very top stand above the plot
+    x, y = Scale(*ends, left, WIDTH - right), Scale(y_ticks[0], y_ticks[-1], top + PLOT, top)
+    return x, y, svg.frame(x, y, x_ticks, y_ticks, labels)
 
 
 def _style(curve: Curve, position: int) -> int:

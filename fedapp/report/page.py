@@ -53,7 +53,8 @@ svg .halo{font-weight:600;paint-order:stroke;stroke:#fff;stroke-width:4px;stroke
 svg .sign text{fill:inherit;font-weight:600;text-anchor:middle}
 svg .s12 text{font-size:12px}svg .s10 text{font-size:10px}svg .s8 text{font-size:8px}
 footer{margin:3rem 0 1rem;color:#595959;font-size:.85rem}
-@media print{nav{display:none}body{max-width:none;font-size:11pt}h2{break-after:avoid}.scroll{overflow:visible}}
+@media print{nav{display:none}body{max-width:none;font-size:11pt}h2{break-after:avoid}.scroll{overflow:visible}
+ .figures{columns:2 240px;column-gap:1.2rem}}
 """
 
 
