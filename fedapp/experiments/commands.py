@@ -83,6 +83,8 @@ def compare(
     if len(found.labels) > 1:
         show(comparison.differences(found))
     say(f"Results: {found.folder}")
+    if (found.folder / "report.html").exists():
+        say(f"Report:  {found.folder / 'report.html'}")
     _fail_if_broken(found.broken, found.folder)
     if not found.same_data:
         raise RunFailedError("the clients did not hold the same data in all runs: nothing here can be compared")

@@ -5,8 +5,6 @@ A comparison is a sweep over methods and seeds, so it survives a broken run and 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -81,7 +79,7 @@ def compare(
     name: str = "",
     say: execution.Say = print,
 ) -> Comparison:
-    """Run every method with every seed on the same data and write comparison.json, comparison.md and a figure.
+    """Run every method with every seed on the same data and write its table, numbers, figure and report.
 
     Args:
         methods: Names of methods, each with settings of its own if need be: "fedsaf alignment=rcsa proto-weight=5".
@@ -117,8 +115,9 @@ def compare(
 
 
 def write(found: Comparison) -> list[Path]:
-    """Write comparison.json, comparison.md, comparison.svg, comparison.png and, if it is there, the report."""
+    """Write comparison.json, comparison.md, comparison.svg, comparison.png and report.html."""
     from fedapp.experiments import figures
+    from fedapp.report import write_comparison
 
     paths = [found.folder / "comparison.json", found.folder / "comparison.md"]
     text = "\n".join(markdown(table) for table in (table(found), differences(found)) if table.body)
@@ -131,7 +130,8 @@ def write(found: Comparison) -> list[Path]:
     if lines:
         paths += figures.save(figures.draw_curves({_what(found): lines}), found.folder / "comparison")
     execution.replace_text(paths[0], json.dumps(described(found), indent=1, allow_nan=False) + "\n")
-    return paths + _report(found)
+    folders = [run.folder for seeds in found.runs.values() for run in seeds.values()]
+    return [*paths, write_comparison(folders, found.folder)] if folders else paths
 
 
 def table(found: Comparison) -> Table:
@@ -268,17 +268,6 @@ def _collect(
                 runs[label][seed] = records.read(folder / cell.name)
     warnings = results.warnings(results.load(folder))
     return Comparison(folder, tuple(labels), sweep, runs, tuple(seeds), execution.broken(outcomes), tuple(warnings))
-
-
-def _report(found: Comparison) -> list[Path]:
-    """Write the report of the comparison, where this installation has one."""
-    if importlib.util.find_spec("fedapp.report") is None:
-        return []
-    write_report = getattr(importlib.import_module("fedapp.report"), "write_comparison", None)
-    folders = [run.folder for seeds in found.runs.values() for run in seeds.values()]
-    if write_report is None or not folders:
-        return []
-    return [Path(write_report(folders, found.folder))]
 
 
 def _what(found: Comparison) -> str:

@@ -236,12 +236,13 @@ def _attempt(engine: _Engine, cell: Cell, folder: Path, continued: bool, say: Sa
     config = replace(cell.config, out=str(folder), resume=str(folder / cell.name) if continued else "")
     moved = "" if continued else _move_aside(folder / cell.name)
     say("goes on from its last checkpoint" if continued else f"starting; {moved}" if moved else "starting")
-    started = time.monotonic()
+    trace, started = folder / f"{cell.name}.error.txt", time.monotonic()
+    trace.unlink(missing_ok=True)
     try:
         done = engine.run(config, cell.clients, _Lines(say))
     except Exception as error:  # of whatever kind: one broken cell must not stop the rest
         cause = f"{type(error).__name__}: {error}"
-        (folder / f"{cell.name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        trace.write_text(traceback.format_exc(), encoding="utf-8")
         say(f"BROKEN: {cause.splitlines()[0]}")
         return Outcome("broken", cause, time.monotonic() - started, continued)
     seconds = time.monotonic() - started

@@ -97,7 +97,7 @@ def test_a_comparison_of_seeds_and_methods_writes_all_its_numbers(tmp_path: Path
         assert written["methods"][label]["best"] == {"mean": expected.mean, "std": expected.std, "n": 3}
         assert f"{expected.mean:.2f}" in (folder / "comparison.md").read_text()
         assert f"{expected.mean:.2f}" in output
-    for name in ("comparison.svg", "comparison.png"):
+    for name in ("comparison.svg", "comparison.png", "report.html"):
         assert (folder / name).stat().st_size > 1000
 
 
