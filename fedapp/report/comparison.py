@@ -13,7 +13,21 @@ from fedapp.config import SettingError
 from fedapp.report import markup, sections
 from fedapp.report.charts import NAME as LONGEST
 from fedapp.report.charts import Bar, Curve, Star, bars, curves
-from fedapp.report.markup import MIB, NOTHING, Html, details, figure, figures, join, note, number, percent, table, tag
+from fedapp.report.markup import (
+    MIB,
+    NOTHING,
+    SPACE,
+    Html,
+    details,
+    figure,
+    figures,
+    join,
+    note,
+    number,
+    percent,
+    table,
+    tag,
+)
 from fedapp.report.page import NAME, contents, page
 from fedapp.report.records import Line, Records, load
 from fedapp.report.sections import PLACES, STATISTICS, section, series
@@ -170,10 +184,13 @@ def _mean(group: Group, key: str, value: Value, written: Callable[[float | None]
     if found is None:
         return markup.escape(NOTHING)
     mean, deviation = found
-    words = number(f"method.{group.full}.{key}.mean", mean, written(mean))
-    if len(group.runs) > 1:
-        words += " ± " + number(f"method.{group.full}.{key}.std", deviation, written(deviation))
-    return words
+    place, shown = f"method.{group.full}.{key}", written(mean)
+    if not deviation:
+        return number(f"{place}.mean", mean, shown)
+    if written is percent:
+        shown = shown.removesuffix(f"{SPACE}%")  # one sign is enough for both
+    words = number(f"{place}.mean", mean, shown) + f"{SPACE}±{SPACE}"
+    return words + number(f"{place}.std", deviation, written(deviation))
 
 
 def _headline(found: Sequence[Group]) -> Html:
@@ -199,7 +216,7 @@ def _methods(found: Sequence[Group]) -> Html:
     ]
     words = "Accuracies are by samples unless a column says otherwise; those over clients are of the last evaluation."
     if any(len(group.runs) > 1 for group in found):
-        words += " Mean ± sample standard deviation over the seeds."
+        words += " Mean ± sample standard deviation over the seeds, if there is any."
     long = [tag("li", tag("b", group.label), f": {group.full}") for group in found if group.full != group.label]
     header = ["method", "seeds", *(title for _, title, _, _ in COLUMNS)]
     return table(header, rows) + note(words) + (tag("ul", *long) if long else Html(""))

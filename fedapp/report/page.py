@@ -31,12 +31,12 @@ code{font:.88rem/1.5 ui-monospace,monospace}
 details{margin:.75rem 0}
 summary{cursor:pointer;color:#00497a}
 .scroll{overflow-x:auto;max-width:100%;margin:.5rem 0}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .75rem .25rem 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
+table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .6rem .25rem 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
 th[scope=row],thead th:first-child,caption{text-align:left}
 td{white-space:nowrap}
 th[scope=row]{font-weight:400;max-width:18rem}
-td.w{white-space:normal;min-width:6rem}
+td.w{white-space:normal;min-width:4.5rem}
 td.w:last-child{min-width:15rem}
 table .w{text-align:left}
 thead th{border-bottom:1.5px solid #595959}

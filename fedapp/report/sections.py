@@ -121,7 +121,10 @@ def what_ran(records: Records) -> Html:
         tag("dl", *(tag("dt", name) + tag("dd", value) for name, value in facts)),
         tag("p", "To run it again:"),
         tag("pre", tag("code", command(records)), class_="command"),
-        details("All settings", table(["setting", "value"], [(k, str(v)) for k, v in settings.items()], 1)),
+        details(
+            "All settings",
+            table(["setting", "value"], [(key, str(value)) for key, value in settings.items() if key not in PLACES], 1),
+        ),
         details(
             "Digests of the final models (SHA-256): equal digests are equal models, bit by bit",
             table(["client", "SHA-256"], [(client, tag("code", digest)) for client, digest in digests.items()], 1),

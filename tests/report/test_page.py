@@ -132,6 +132,12 @@ def test_the_command_runs_the_same_settings_again(tmp_path):
     assert {k: v for k, v in made.config["settings"].items() if again[k] != v}.keys() == {"out", "run-name"}
 
 
+def test_where_the_run_was_kept_stays_private(tmp_path):
+    made = make(3, 2)
+    made.config["settings"]["out"] = "/home/somebody/runs"
+    assert "somebody" not in read(made, tmp_path).text
+
+
 # ---- failures ----------------------------------------------------------------------------------------
 
 
