@@ -104,11 +104,7 @@ def compare(
     if len(sweep.cells) < len(labels) * len(seeds):
         raise SettingError(f"two of {', '.join(labels)} mean the same settings; give each method once")
     folder = _folder(Path(config.out).expanduser().resolve(), sweep, named=bool(name))
-    try:
-        outcomes = execution.execute(sweep, folder, say)
-    except KeyboardInterrupt:
-        say(f"interrupted; the same command with --name {folder.name} goes on from here")
-        raise
+    outcomes = _execute(sweep, folder, say)
     found = _collect(folder, labels, seeds, sweep, outcomes)
     write(found)
     return found
@@ -244,6 +240,14 @@ def _folder(out: Path, sweep: grid.Sweep, named: bool) -> Path:
     if {cell["name"] for cell in execution.read_state(folder)["cells"]} != planned:
         raise SettingError(f"{folder} holds another comparison; choose another --name, or move it away")
     return folder
+
+
+def _execute(sweep: grid.Sweep, folder: Path, say: execution.Say) -> dict[str, execution.Outcome]:
+    try:
+        return execution.execute(sweep, folder, say)
+    except KeyboardInterrupt:
+        say(f"interrupted; the same command with --name {folder.name} goes on from here")
+        raise
 
 
 def _is_complete(folder: Path) -> bool:
