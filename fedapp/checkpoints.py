@@ -151,6 +151,37 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+class Leash:
+    """An observer that ends the run when the command that started it is gone, even if it was killed.
+
+    Flower would run on without it, and nobody would be there to say how it ended; the checkpoint lets it go on.
+
+    Args:
+        pid: Process id of the command.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def on_start(self, strategy: PayloadStrategy) -> None:
+        """Do nothing."""
+
+    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> str | None:
+        """Check that the command is there.
+
+        Raises:
+            SettingError: If it is gone.
+        """
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            raise SettingError("the command that started this run is gone; resume it with --resume") from None
+        return None
+
+    def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+
 class Stopper:
     """An observer that ends a run early, and as failed when all clients have failed for three rounds.
 

@@ -11,6 +11,7 @@ import typer
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
     help="Federated learning on devices that are not alike: FedSAF, FedSAP and the methods they are compared with.",
 )
 

@@ -180,6 +180,7 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         num_examples=len(setup.train.y),
         num_test=len(setup.test.y),
         domain=setup.domain,
+        tier=setup.tier.name,
         model_layout=layout(arrays_of(model)),
         head_layout=layout(arrays_of(model.head)) if isinstance(model.head, nn.Module) else "",
         digest=digest(model.state_dict()) if instruction.downlink.settings.get("digest") else "",

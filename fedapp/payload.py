@@ -82,6 +82,7 @@ class ClientInfo:
         num_examples: Training samples.
         num_test: Test samples.
         domain: Name of its domain, "" if there is none.
+        tier: Name of its simulated device tier, "" if there is none.
         model_layout: Layout of its whole model, as :func:`layout` writes it.
         head_layout: Layout of its head.
         label_counts: Training samples of every class (C,), in a simulation only: a device keeps them to itself.
@@ -98,6 +99,7 @@ class ClientInfo:
     num_examples: int = 0
     num_test: int = 0
     domain: str = ""
+    tier: str = ""
     model_layout: str = ""
     head_layout: str = ""
     label_counts: tuple[int, ...] = ()

@@ -313,6 +313,7 @@ def _described(info: ClientInfo) -> dict[str, Any]:
         "feature-dim": info.feature_dim,
         "num-classes": info.num_classes,
         "input-shape": list(info.input_shape),
+        **({"tier": info.tier} if info.tier else {}),
         **({"label-counts": list(info.label_counts)} if info.label_counts else {}),
     }
 

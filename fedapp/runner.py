@@ -30,6 +30,7 @@ from fedapp.superlink import CONNECTION, POLL_SECONDS, RunFailedError, SuperLink
 __all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on", "run_seeds", "summary", "superlink"]
 
 START_SECONDS = 120.0
+FLOWERS_LAST_WORDS = ("Simulation Runtime crashed.", "An error was encountered. Ending simulation.")
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -260,6 +261,7 @@ def _cause(text: str, status: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception)\b", line)]
+    errors = [line for line in errors if not line.endswith(FLOWERS_LAST_WORDS)]
     for error in errors:
         if "CannotRunError: " in error or "MissingPackageError: " in error:
             return error.split("Error: ", 1)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -19,7 +20,7 @@ environment.require()
 import torch  # noqa: E402
 
 from fedapp import datasets, models, paths, plugins, tiers, tracking  # noqa: E402
-from fedapp.checkpoints import Checkpointer, ModelKeeper, Stopper, alone_in, newest  # noqa: E402
+from fedapp.checkpoints import Checkpointer, Leash, ModelKeeper, Stopper, alone_in, newest  # noqa: E402
 from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
@@ -28,6 +29,7 @@ from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
 from fedapp.strategies.records import Observer  # noqa: E402
 from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
 
+RUNNER = "FEDAPP_RUNNER"
 SIMULATION_GRIDS = ("InMemoryGrid", "LocalGrid")
 app = ServerApp()
 
@@ -87,8 +89,9 @@ def _watchers(recorder: Recorder) -> list[Observer]:
     if config.save_client_models:
         watchers.append(ModelKeeper(folder, config.save_client_models, recorder.rounds))
     watchers.append(Checkpointer(folder))
-    if config.patience or config.max_failures:
-        watchers.append(Stopper(config.patience, config.max_failures, recorder.rounds, recorder.failures))
+    if runner := os.environ.get(RUNNER):
+        watchers.append(Leash(int(runner)))
+    watchers.append(Stopper(config.patience, config.max_failures, recorder.rounds, recorder.failures))
     return [*watchers, *tracking.observers(recorder)]
 
 

@@ -61,7 +61,20 @@ def superlink() -> Iterator[SuperLink]:
         yield link
     finally:
         end(process)
+        _end_family(home)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _end_family(home: Path) -> None:
+    """End what still runs of a SuperLink that has ended: processes that inherited its own ``FLWR_HOME``.
+
+    Ray starts its agents in sessions of their own; they would linger for a minute after their head is gone.
+    """
+    mark = f"FLWR_HOME={home}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -86,6 +99,7 @@ def environment(home: Path) -> dict[str, str]:
     """Return the environment for Flower's programs: this interpreter's folder first, nothing phoned home."""
     quiet = {
         "FLWR_HOME": str(home),
+        "FEDAPP_RUNNER": str(os.getpid()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",

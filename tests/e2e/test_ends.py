@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fedapp import runner
-from fedapp.config import RunConfig, parse
+from fedapp.checkpoints import alone_in
+from fedapp.config import RunConfig, SettingError, parse
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(280)]
 
@@ -28,7 +29,7 @@ from fedapp.strategies.fedsaf import METHOD, FedSAF, FedSAFUpdate
 
 class SlowUpdate(FedSAFUpdate):
     def begin(self):
-        time.sleep(0.7)
+        time.sleep(0.5)
         super().begin()
 
 
@@ -38,11 +39,11 @@ class Slow(FedSAF):
 
 fedapp.strategies.register(replace(METHOD, strategy=Slow, update=SlowUpdate))
 """
-DEADLY = SLOW.replace("time.sleep(0.7)", "import os; self.local.client == '1' and os._exit(7)").replace(
+DEADLY = SLOW.replace("time.sleep(0.5)", "import os; self.local.client == '1' and os._exit(7)").replace(
     "slow", "deadly"
 )
 SETTINGS = {
-    "method": "slow", "plugins": "slow_plugin", "num-server-rounds": 4, "local-epochs": 1, "batch-size": 16,
+    "method": "slow", "plugins": "slow_plugin", "num-server-rounds": 8, "local-epochs": 1, "batch-size": 16,
     "samples-per-client": 40, "models": "small-cnn,mlp", "feature-dim": 32, "fraction-train": 0.5, "report": False,
     "out": "results", "run-name": "one",
 }  # fmt: skip
@@ -52,16 +53,15 @@ SETTINGS = {
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "slow_plugin.py").write_text(SLOW)
     (tmp_path / "deadly_plugin.py").write_text(DEADLY)
-    (tmp_path / "tmp").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def start(project: Path) -> subprocess.Popen[str]:
-    """Start ``fedapp run`` as a user does; everything it starts is known by its TMPDIR."""
+    """Start ``fedapp run`` as a user does; everything it starts inherits a mark."""
     words = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    environment = {**os.environ, "TMPDIR": str(project / "tmp")}
+    environment = {**os.environ, "FEDAPP_TEST": str(project)}
     command = [sys.executable, "-m", "fedapp.cli", "run", "--clients", "4", *words]
     return subprocess.Popen(
         command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -76,8 +76,8 @@ def wait_for_rounds(project: Path, process: subprocess.Popen[str], count: int) -
 
 
 def left_behind(project: Path) -> list[str]:
-    """Return the command lines of processes whose environment carries this test's TMPDIR."""
-    mark = f"TMPDIR={project / 'tmp'}".encode()
+    """Return the command lines of processes whose environment carries this test's mark."""
+    mark = f"FEDAPP_TEST={project}".encode()
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -89,10 +89,22 @@ def left_behind(project: Path) -> list[str]:
 
 
 def assert_nothing_left(project: Path) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while left_behind(project) and time.monotonic() < deadline:
         time.sleep(0.3)
     assert left_behind(project) == []
+
+
+def wait_until_free(folder: Path) -> None:
+    """Wait until the ServerApp of a killed command has noticed, and let go of the run."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with alone_in(folder):
+                return
+        except SettingError:
+            time.sleep(0.2)
+    raise AssertionError("the run went on without the command that started it")
 
 
 def outcome(folder: Path) -> tuple[Any, ...]:
@@ -106,11 +118,12 @@ def test_a_killed_run_leaves_nothing_and_resumes_to_the_bits_of_an_uncut_run(pro
     wait_for_rounds(project, process, 2)
     process.kill()
     process.wait()
-    assert_nothing_left(project)
+    wait_until_free(project / "results/one")
     assert not (project / "results/one/summary.json").exists()
     folder = runner.resume(Path("results/one"))
     uncut = runner.run_local(parse(RunConfig, {**SETTINGS, "out": "uncut"}), clients=4)
     assert outcome(folder) == outcome(uncut)
+    assert_nothing_left(project)
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_leaves_nothing(project: Path) -> None:
