@@ -51,9 +51,7 @@ def run(
         if resume:
             single.resume(resume, _engine(engine), clients or 0, rounds)
             return
-        given = commands.settings_of(settings or [], config)
-        options = {"num-server-rounds": rounds, "out": out}
-        values = {**given, **{key: value for key, value in options.items() if value is not None}}
+        values = _values(settings, config, rounds, out)
         single.run(values, commands.seeds_of(seeds), clients or 10, _engine(engine))
 
 
@@ -78,9 +76,7 @@ def compare(
     from fedapp.experiments import commands
 
     with _honest():
-        given = commands.settings_of(settings or [], config)
-        options = {"num-server-rounds": rounds, "out": out}
-        values = {**given, **{key: value for key, value in options.items() if value is not None}}
+        values = _values(settings, config, rounds, out)
         chosen = commands.seeds_of(seeds) or (0,)
         commands.compare(methods, values, clients or 10, chosen, _engine(engine), name, typer.echo)
 
@@ -216,6 +212,15 @@ class _honest:  # noqa: N801 - reads as a word in `with _honest():`
         if isinstance(error, SettingError | RunFailedError | ModuleNotFoundError | OneLineError):
             typer.secho(f"fedapp: {error}", fg="red", err=True)
             raise typer.Exit(2 if isinstance(error, SettingError) else 1) from error
+
+
+def _values(settings: list[str] | None, file: str | None, rounds: int | None, out: str | None) -> dict[str, Any]:
+    """Return settings by key: those of the file, over them those of --set, over them the options of their own."""
+    from fedapp.experiments import commands
+
+    options = {"num-server-rounds": rounds, "out": out}
+    given = {key: value for key, value in options.items() if value is not None}
+    return {**commands.settings_of(settings or [], file), **given}
 
 
 def _config(settings: list[str] | None) -> Any:

@@ -130,7 +130,7 @@ def client_id(context: Context) -> str:
 
 def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> Uplink:
     """Train one round, keep the result in the client's memory, and return the uplink."""
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), time.process_time()
     setup.tier.drop(instruction.seed, instruction.round, setup.client)
     with _random_streams(instruction, setup, "train"):
         update, memory = _update(instruction, setup, before=instruction.round)
@@ -143,13 +143,14 @@ def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> 
         "load-seconds": load_seconds + loaded - started,
         "train-seconds": trained - loaded,
         "save-seconds": time.perf_counter() - trained,
+        "cpu-seconds": time.process_time() - processor,
     }
     return replace(uplink, metrics={**uplink.metrics, **seconds, **setup.tier.wait(seconds["train-seconds"])})
 
 
 def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
     """Evaluate the client's model, as of this round, on its test samples."""
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), time.process_time()
     with _random_streams(instruction, setup, "evaluate"):
         update, _ = _update(instruction, setup, before=instruction.round + 1)
         held_out: dict[str, float] = {}
@@ -159,7 +160,8 @@ def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
             update.metrics = {}
         uplink = update.evaluate(instruction.downlink, setup.test)
         uplink = replace(uplink, metrics={**uplink.metrics, **held_out})
-    return replace(uplink, metrics={**uplink.metrics, "evaluate-seconds": time.perf_counter() - started})
+    seconds = {"evaluate-seconds": time.perf_counter() - started, "cpu-seconds": time.process_time() - processor}
+    return replace(uplink, metrics={**uplink.metrics, **seconds})
 
 
 def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:

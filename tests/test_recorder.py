@@ -134,7 +134,7 @@ def test_rounds_count_every_byte_that_travelled(finished):
 def test_rounds_tell_where_the_seconds_went(finished):
     for line in lines_of(finished[0].folder):
         assert set(line["seconds"]) == {"train", "analyse", "aggregate", "evaluate"}
-        assert set(line["client_seconds"]) == {"load", "train", "save", "evaluate"}
+        assert set(line["client_seconds"]) == {"load", "train", "save", "evaluate", "cpu"}
         spent = line["client_seconds"]
         assert spent["load"] + spent["train"] + spent["save"] <= line["seconds"]["train"]
 

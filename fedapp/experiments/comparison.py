@@ -20,7 +20,7 @@ from fedapp.experiments.tables import PLUS_MINUS, Table, markdown, with_spread
 from fedapp.memory import safe_name
 
 SHOWN = (
-    "best", "last", "last_ten", "client_std", "client_worst", "mib_up", "mib_down", "train_seconds", "failures"
+    "best", "last", "last_ten", "client_std", "client_worst", "mib_up", "mib_down", "cpu_seconds", "failures"
 )  # fmt: skip
 COMPARED = ("best", "last", "last_ten", "client_std", "client_worst")
 FORMAT = 1

@@ -177,8 +177,11 @@ def _mib_of_a_round(direction: str) -> Callable[[Run], float | None]:
     return value
 
 
-def _train_seconds(run: Run) -> float | None:
-    return float(sum(line.get("client_seconds", {}).get("train", 0.0) for line in run.rounds))
+def _client_seconds(kind: str) -> Callable[[Run], float | None]:
+    def value(run: Run) -> float | None:
+        return float(sum(line.get("client_seconds", {}).get(kind, 0.0) for line in run.rounds))
+
+    return value
 
 
 METRICS: dict[str, Metric] = {
@@ -193,7 +196,8 @@ METRICS: dict[str, Metric] = {
     "mib_down": Metric("MiB down", _mib("down")),
     "mib_up_round": Metric("MiB up, last round", _mib_of_a_round("up")),
     "mib_down_round": Metric("MiB down, last round", _mib_of_a_round("down")),
-    "train_seconds": Metric("client train s", _train_seconds, 1),
+    "cpu_seconds": Metric("client CPU s", _client_seconds("cpu"), 1),
+    "train_seconds": Metric("client train s", _client_seconds("train"), 1),
     "run_seconds": Metric("run s", lambda run: float(run.summary["seconds"]["run"]), 1),
     "failures": Metric("failures", lambda run: float(len(run.summary["failures"])), 0),
 }

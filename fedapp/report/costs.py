@@ -86,7 +86,8 @@ def time_spent(records: Records) -> Html:
         ("Wall clock of each round", "The same over the rounds; peaks are slow clients or waiting.", each),
         (
             "Clients' own time",
-            "Seconds that clients measured themselves, summed over clients and rounds; they may run side by side.",
+            "Seconds that clients measured themselves, summed over clients and rounds; they may run side by side. "
+            "Cpu is the processor time of all of it.",
             bars(kinds, "clients' time"),
         ),
     ]

@@ -70,7 +70,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert cells["best"] == "62.50 ± 17.68"  # 50 and 75: 25 / sqrt(2)
     assert cells["last"] == "37.50 ± 17.68"
     assert cells["MiB up"] == "3.50"
-    assert cells["client train s"] == "3.0"
+    assert cells["client CPU s"] == "3.0"
     assert cells["worst client"] == "25.00"
 
 

@@ -1,0 +1,85 @@
+"""Writes docs/settings.md from the code: ``python -m fedapp.experiments.settings_doc > docs/settings.md``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, get_type_hints
+
+from fedapp.config import Scalar, defaults, keys
+
+HEADER = ("key", "default", "values", "meaning")
+INTRODUCTION = """\
+# Settings
+
+Written by `python -m fedapp.experiments.settings_doc > docs/settings.md`; a test holds the two together. Do not edit.
+
+Settings are flat `key = value` pairs: `fedapp run --set key=value`, a YAML file with `--config`, plain Flower's
+`--run-config "key=value"`, or `[tool.flwr.app.config]` in `pyproject.toml`. An unknown key or a bad value ends the run
+before it starts, with the rule and the closest valid name.
+"""
+PARAMETERS = """\
+## Parameters of the methods
+
+They travel in one setting: `--set method-params="alignment=rcsa proto-weight=5"`, or a mapping in YAML. The paper's
+symbol stands in parentheses.
+"""
+
+
+def document() -> str:
+    """Return the page: the settings by group, then the parameters of every method."""
+    from fedapp.config import RunConfig
+    from fedapp.strategies import METHODS
+
+    hints = get_type_hints(RunConfig)
+    groups = [hint for hint in hints.values() if dataclasses.is_dataclass(hint)]
+    inner = {key for group in groups for key in keys(group)}
+    run = [key for key in keys(RunConfig) if key not in inner]
+    parts = [INTRODUCTION, f"## The run\n\n{_table(RunConfig, run)}"]
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            parts.append(f"## {name.capitalize()}\n\n{hint.__doc__}\n\n{_table(hint, keys(hint))}")
+    parts.append(PARAMETERS)
+    for method in METHODS.values():
+        params: Any = method.strategy.params_type
+        body = _table(params, keys(params)) if keys(params) else "No parameters.\n"
+        parts.append(f"### `{method.name}`\n\n{method.paper}: {method.summary}.\n\n{body}")
+    return "\n".join(parts)
+
+
+def _table(cls: type[Any], wanted: Iterable[str]) -> str:
+    fields, values = keys(cls), defaults(cls)
+    rows = [HEADER, ("---",) * len(HEADER)]
+    rows += [
+        (f"`{key}`", _shown(values[key]), allowed(fields[key]), fields[key].metadata["doc"].replace("|", "\\|"))
+        for key in wanted
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """Return what a setting may be, in a few words.
+
+    Example:
+        >>> from fedapp.config import DataSettings
+        >>> allowed(keys(DataSettings)["train-fraction"]), allowed(keys(DataSettings)["test-split"])
+        ('> 0, <= 1', '`auto`, `native`, `client`')
+    """
+    rules = field.metadata
+    if rules["choices"]:
+        return ", ".join(f"`{choice}`" for choice in rules["choices"])
+    bounds = {">=": rules["low"], ">": rules["above"], "<=": rules["high"]}
+    texts = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None and bound < 2**53]
+    if texts:
+        return ", ".join(texts)
+    return {bool: "`true`, `false`", str: "text"}.get(type(field.default), "number")
+
+
+def _shown(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if value != "" else "empty"
+
+
+if __name__ == "__main__":
+    print(document(), end="")
