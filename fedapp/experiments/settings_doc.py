@@ -43,7 +43,8 @@ def document() -> str:
     for method in METHODS.values():
         params: Any = method.strategy.params_type
         body = _table(params, keys(params)) if keys(params) else "No parameters.\n"
-        parts.append(f"### `{method.name}`\n\n{method.paper}: {method.summary}.\n\n{body}")
+        about = f"{method.paper}: {method.summary}."
+        parts.append(f"### `{method.name}`\n\n{about[0].upper()}{about[1:]}\n\n{body}")
     return "\n".join(parts)
 
 
