@@ -21,6 +21,7 @@ CONNECTION = "fedapp"
 SUPERLINK_SECONDS = 60.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.2
+ATTEMPTS = 3
 PR_SET_PDEATHSIG = 1
 
 
@@ -49,20 +50,33 @@ def superlink() -> Iterator[SuperLink]:
         RunFailedError: If it does not come up.
     """
     home = Path(tempfile.mkdtemp(prefix="fedapp-flower-"))
-    port = _free_port()
-    connection = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
-    (home / "config.toml").write_text(connection + "insecure = true\n", encoding="utf-8")
     link = SuperLink(home, environment(home))
-    command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--disable-runtime-dependency-installation"]
-    process = spawn(command, home / "superlink.log", link.environment)
+    process = None
     try:
-        _await_health(process, port, home / "superlink.log")
+        process = _start(link)
         yield link
     finally:
-        end(process)
+        if process is not None:
+            end(process)
         _end_family(home)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(link: SuperLink, attempts: int = ATTEMPTS) -> subprocess.Popen[bytes]:
+    """Start the SuperLink; if somebody took the port that was free a moment ago, try another."""
+    port, log = _free_port(), link.home / "superlink.log"
+    connection = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
+    (link.home / "config.toml").write_text(connection + "insecure = true\n", encoding="utf-8")
+    command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    process = spawn([*command, "--disable-runtime-dependency-installation"], log, link.environment)
+    try:
+        _await_health(process, port, log)
+    except RunFailedError:
+        end(process)
+        if attempts == 1:
+            raise
+        return _start(link, attempts - 1)
+    return process
 
 
 def _end_family(home: Path) -> None:
@@ -136,9 +150,12 @@ def _free_port() -> int:
 def _await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + SUPERLINK_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
+        answered = False
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-            return
+            answered = True
         time.sleep(POLL_SECONDS)
+        if answered and process.poll() is None:  # else a stranger answered on the port, and ours has given up
+            return
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise RunFailedError(f"the SuperLink did not come up on port {port} within {SUPERLINK_SECONDS:g} s:\n{tail}")
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedapp import client_app, models, server_app
+from fedapp.cli import app
 from fedapp.config import RunConfig, flatten, parse
 from fedapp.local_grid import LocalGrid
 from fedapp.strategies import METHODS
@@ -68,6 +69,22 @@ def test_an_own_model_joins_the_table(tmp_path: Path) -> None:
         assert recorder.failures == []
     finally:
         models.MODELS.pop("my-net")
+
+
+def test_the_python_interface_works_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_block("from_python.py")["run"]
+    assert "report.html" in capsys.readouterr().out
+    assert len(run.rounds) == 2
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    shown = set(re.findall(r"fedapp (\w+)", " ".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL))))
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert shown <= commands
+    assert {"run", "compare", "sweep", "doctor"} <= shown
 
 
 @pytest.mark.parametrize("title", ["server_app.py", "client_app.py", "my_models.py"])
