@@ -32,13 +32,11 @@ def document() -> str:
     from fedapp.strategies import METHODS
 
     hints = get_type_hints(RunConfig)
-    groups = [hint for hint in hints.values() if dataclasses.is_dataclass(hint)]
-    inner = {key for group in groups for key in keys(group)}
-    run = [key for key in keys(RunConfig) if key not in inner]
-    parts = [INTRODUCTION, f"## The run\n\n{_table(RunConfig, run)}"]
-    for name, hint in hints.items():
-        if dataclasses.is_dataclass(hint):
-            parts.append(f"## {name.capitalize()}\n\n{hint.__doc__}\n\n{_table(hint, keys(hint))}")
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    inner = {key for group in groups.values() for key in keys(group)}
+    parts = [INTRODUCTION, f"## The run\n\n{_table(RunConfig, [key for key in keys(RunConfig) if key not in inner])}"]
+    for name, group in groups.items():
+        parts.append(f"## {name.capitalize()}\n\n{group.__doc__}\n\n{_table(group, keys(group))}")
     parts.append(PARAMETERS)
     for method in METHODS.values():
         params: Any = method.strategy.params_type
