@@ -8,7 +8,7 @@ demo: .venv/.installed
 	$(BIN)/fedapp compare fedsaf local --clients 10 --rounds 8 --set local-epochs=3 --set learning-rate=0.05 --set batch-size=50
 
 test: .venv/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

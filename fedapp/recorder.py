@@ -28,7 +28,8 @@ from fedapp.strategies.records import HEADLINE, Reply, RoundRecord, weighted_met
 COLUMNS = (
     "round", "client", "domain", "model", "trained", "train_examples", "train_loss", "test_examples", "accuracy",
     "test_loss", "payload_down", "payload_up", "header_down", "header_up", "evaluate_payload_down",
-    "evaluate_payload_up", "load_seconds", "train_seconds", "save_seconds", "evaluate_seconds", "failure",
+    "evaluate_payload_up", "evaluate_header_down", "evaluate_header_up", "load_seconds", "train_seconds",
+    "save_seconds", "evaluate_seconds", "failure",
 )  # fmt: skip
 PACKAGES = ("fedapp", "flwr", "torch", "torchvision", "numpy", "ray", "datasets", "scikit-learn")
 

@@ -1,5 +1,9 @@
 """A tiny model and tiny samples, so that the app's parts can be tested without data sets and model families."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes share the machine's cores
+
 from dataclasses import dataclass
 
 import pytest
