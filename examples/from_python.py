@@ -5,7 +5,8 @@
 # %% Train FedSAF and `local` on four kinds of digits, eight clients, four architectures
 import fedapp
 
-common = {"clients": 8, "rounds": 3, "local_epochs": 2, "batch_size": 50, "learning_rate": 0.05, "out": "fedapp-runs"}
+common = {"clients": 8, "rounds": 3, "local_epochs": 2, "batch_size": 25, "learning_rate": 0.05}
+common |= {"samples_per_client": 200, "out": "fedapp-runs"}
 saf = fedapp.run("fedsaf", method_params={"alignment": "gcsa"}, **common)
 alone = fedapp.run("local", **common)
 

@@ -11,12 +11,19 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
+from fedapp import paths
 from fedapp.client_update import Local
 from fedapp.config import TrainingSettings
 from fedapp.local_grid import LocalGrid
 from fedapp.node import Setup, client_app, client_id
 
 CLASSES, INPUTS, WIDTH = 3, 4, 5
+
+
+@pytest.fixture(autouse=True)
+def users_directory_is_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test hand the user's directory, which a run remembers for its process, to the next."""
+    monkeypatch.setattr(paths, "_base", None)
 
 
 @dataclass(frozen=True, eq=False)
