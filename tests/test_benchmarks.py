@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+SLOW = {"runner"}  # starts real Flower processes, for minutes
 FIGURES = {
     "alignment_step": "C=100: gcsa, added",
     "cli_start": "heavy modules imported:",
     "fedproto_round": "ours / bare",
     "local_engine": "allocated MB a round",
+    "recording": "recording / round, CPU",
+    "report": "comparison of four runs: time",
 }
 
 
 def test_every_benchmark_is_here():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*FIGURES, "measure"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*FIGURES, *SLOW, "measure"}
 
 
 @pytest.mark.parametrize("name", FIGURES)
