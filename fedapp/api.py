@@ -178,10 +178,15 @@ class Client:
         Args:
             x: Inputs (N, ...), on the scale that the data set has; None for the client's own test samples.
             y: Labels (N,), int64.
+
+        Raises:
+            ValueError: If only one of the two is given.
         """
         from fedapp.datasets.base import Samples
         from fedapp.payload import Downlink
 
+        if (x is None) != (y is None):
+            raise ValueError("give both x and y, or neither for the client's own test samples")
         samples = self._test_samples() if x is None or y is None else Samples(x, y)
         self._update.metrics = {}
         return dict(self._update.evaluate(Downlink(), samples).metrics)
@@ -200,8 +205,9 @@ class Client:
         return parse(RunConfig, self.run.described["settings"])
 
     def _test_samples(self) -> Any:
-        from fedapp import datasets
+        from fedapp import datasets, plugins
 
+        plugins.load(self._config.plugins)
         return datasets.load_node(self._config.data, int(self.id), int(self.run.described["num-clients"])).test
 
     @cached_property

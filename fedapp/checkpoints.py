@@ -31,7 +31,8 @@ from fedapp.strategies.base import PayloadStrategy
 from fedapp.strategies.records import RoundRecord
 
 KEPT = 2
-BARREN_ROUNDS = 3
+SERVER = "_server.safetensors"
+"""The server's state beside kept client models; no client's name can begin like this."""
 _PATTERN = re.compile(r"round-(\d{8})-([0-9a-f]{64})\.safetensors")
 
 
@@ -51,7 +52,7 @@ class Checkpointer:
 
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> str | None:
         """Write the server's state as it is after this round."""
-        data = to_bytes({name: np.asarray(array, order="C") for name, array in strategy.state().items()})
+        data = _packed(strategy)
         name = f"round-{record.round:08d}-{hashlib.sha256(data).hexdigest()}.safetensors"
         write_atomically(self.folder / name, data)
         kept = {path for _, path in found(self.folder)[-KEPT:]}
@@ -63,6 +64,10 @@ class Checkpointer:
 
     def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
         """Do nothing: the last checkpoint stays, so that the run can be prolonged."""
+
+
+def _packed(strategy: PayloadStrategy) -> bytes:
+    return to_bytes({name: np.asarray(array, order="C") for name, array in strategy.state().items()})
 
 
 def found(folder: Path) -> list[tuple[int, Path]]:
@@ -140,6 +145,7 @@ class ModelKeeper:
             source = ClientMemory(self.folder.parent, self.folder.name, client).path(before=number + 1)
             if source is not None:
                 _link(source, scratch / f"{client}.safetensors")
+        (scratch / SERVER).write_bytes(_packed(strategy))
         shutil.rmtree(target, ignore_errors=True)
         scratch.replace(target)
 
@@ -149,85 +155,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copyfile(source, target)
-
-
-class Leash:
-    """An observer that ends the run when the command that started it is gone, even if it was killed.
-
-    Flower would run on without it, and nobody would be there to say how it ended; the checkpoint lets it go on.
-
-    Args:
-        pid: Process id of the command.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def on_start(self, strategy: PayloadStrategy) -> None:
-        """Do nothing."""
-
-    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> str | None:
-        """Check that the command is there.
-
-        Raises:
-            SettingError: If it is gone.
-        """
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            raise SettingError("the command that started this run is gone; resume it with --resume") from None
-        return None
-
-    def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
-        """Do nothing."""
-
-
-class Stopper:
-    """An observer that ends a run early, and as failed when all clients have failed for three rounds.
-
-    Args:
-        patience: Stop when the best accuracy is this many evaluations old; 0 = never.
-        max_failures: End the run as failed after this many client failures; 0 = never.
-        lines: The recorder's round lines, newest last.
-        failures: The recorder's failures.
-    """
-
-    def __init__(
-        self, patience: int, max_failures: int, lines: list[dict[str, Any]], failures: list[dict[str, Any]]
-    ) -> None:
-        self.patience = patience
-        self.max_failures = max_failures
-        self.lines = lines
-        self.failures = failures
-
-    def on_start(self, strategy: PayloadStrategy) -> None:
-        """Do nothing."""
-
-    def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> str | None:
-        """Return the reason to stop, if there is one.
-
-        Raises:
-            SettingError: If there were too many failures, or nobody trains any more; names the last failure.
-        """
-        if self.max_failures and len(self.failures) >= self.max_failures:
-            last = self.failures[-1]
-            raise SettingError(
-                f"{len(self.failures)} client failures by round {record.round}, max-failures is {self.max_failures}; "
-                f"the last: client {last['client']}: {last['kind']}: {last['reason']}"
-            )
-        recent = [line for line in self.lines if line["round"]][-BARREN_ROUNDS:]
-        if len(recent) == min(BARREN_ROUNDS, strategy.num_rounds) and not any(line["trained"] for line in recent):
-            last = self.failures[-1] if self.failures else {"client": "?", "kind": "NoReply", "reason": "no reply"}
-            raise SettingError(
-                f"no client trained in the last {len(recent)} rounds; the last failure: client {last['client']}: "
-                f"{last['kind']}: {last['reason']}"
-            )
-        accuracies = [line["accuracy"] for line in self.lines if line["accuracy"] is not None]
-        if self.patience and accuracies:
-            age = len(accuracies) - 1 - accuracies.index(max(accuracies))
-            if age >= self.patience:
-                return f"the best accuracy {max(accuracies):.4f} is {age} evaluations old (patience {self.patience})"
-        return None
-
-    def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
-        """Do nothing."""

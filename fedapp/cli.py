@@ -49,7 +49,9 @@ def run(
 
     with _honest():
         if resume:
-            single.resume(resume, _engine(engine), clients or 0, rounds)
+            _only_with_new_runs({"--out": out, "--seeds": seeds, "--config": config})
+            values = commands.settings_of(settings or [])
+            single.resume(resume, _engine(engine), clients or 0, rounds, values)
             return
         values = _values(settings, config, rounds, out)
         single.run(values, commands.seeds_of(seeds), clients or 10, _engine(engine))
@@ -203,15 +205,23 @@ class _honest:  # noqa: N801 - reads as a word in `with _honest():`
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         from fedapp.config import SettingError
-        from fedapp.environment import OneLineError
-        from fedapp.superlink import RunFailedError
+        from fedapp.environment import OneLineError, RunFailedError
 
         if isinstance(error, KeyboardInterrupt):
-            typer.secho("fedapp: interrupted; `fedapp run --resume DIR` continues a run", fg="red", err=True)
+            typer.secho("fedapp: interrupted", fg="red", err=True)
             raise typer.Exit(INTERRUPTED) from error
         if isinstance(error, SettingError | RunFailedError | ModuleNotFoundError | OneLineError):
             typer.secho(f"fedapp: {error}", fg="red", err=True)
             raise typer.Exit(2 if isinstance(error, SettingError) else 1) from error
+
+
+def _only_with_new_runs(options: dict[str, str | None]) -> None:
+    from fedapp.config import SettingError
+
+    if given := [name for name, value in options.items() if value is not None]:
+        raise SettingError(
+            f"{', '.join(given)} cannot go with --resume: a run is continued as it was begun, where it is"
+        )
 
 
 def _values(settings: list[str] | None, file: str | None, rounds: int | None, out: str | None) -> dict[str, Any]:

@@ -143,7 +143,9 @@ def _convert(key: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
     kind = type(_default(field))
     text = str(value).strip()
     if kind is str:
-        return str(value)
+        if value is None or isinstance(value, Mapping):
+            raise SettingError(f"{key} must be a text, got {value!r}; {field.metadata['doc']}")
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
@@ -310,6 +312,13 @@ class ServerSettings:
         check(self)
 
 
+HARMLESS = (
+    "num-server-rounds", "out", "run-name", "resume", "patience", "max-failures", "save-client-models", "report",
+    "track", "round-timeout", "node-timeout", "workers", "client-gpus",
+)  # fmt: skip
+"""Settings that may differ when a run is continued: they leave its numbers as they are."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Every setting of a run: the keys of ``[tool.flwr.app.config]``."""
@@ -327,12 +336,14 @@ class RunConfig:
     plugins: str = setting("", "modules of your own, separated by commas, imported on server and clients")
     out: str = setting("fedapp-runs", "folder for results; relative = to the directory you run from")
     run_name: str = setting("", "name of the results folder; empty = made of method, data set, seed and time")
-    resume: str = setting("", "folder of a run to continue; the run's own settings apply")
+    resume: str = setting("", "folder of a run to continue; `fedapp run --resume` sets it, with the run's own settings")
     patience: int = setting(0, "stop when the best accuracy is this many evaluations old; 0 = never", low=0)
     max_failures: int = setting(0, "stop the run, as failed, after this many client failures; 0 = never", low=0)
     save_client_models: int = setting(
         0, "keep all client models of every k-th evaluated round and of the best one; 0 = only the last two", low=0
     )
+    workers: int = setting(0, "clients that train at once under `fedapp run`; 0 = one a core", low=0)
+    client_gpus: float = setting(0.0, "share of a GPU that each client takes under `fedapp run`", low=0)
     report: bool = setting(True, "write report.html beside the results at the end")
     track: str = setting("", "trackers separated by commas: tensorboard, wandb, mlflow, trackio")
     device_tiers: str = setting("", 'simulated devices, as "fast; pi slowdown=4 memory-mib=512 drop-out=0.1"')

@@ -16,13 +16,15 @@ class Display:
     Args:
         title: What runs.
         rounds: Rounds that the run will have.
+        folder: The results folder, told at the start and when the run is interrupted.
         live: True for a bar that is redrawn; None finds out whether standard output is a terminal.
     """
 
-    def __init__(self, title: str, rounds: int, live: bool | None = None) -> None:
+    def __init__(self, title: str, rounds: int, live: bool | None = None, folder: str = "") -> None:
         self.title = title
         self.rounds = rounds
         self.live = sys.stdout.isatty() if live is None else live
+        self.folder = folder
         self.bytes = 0
         self._first: tuple[float, int] | None = None
         self._bar: Any = None
@@ -37,8 +39,7 @@ class Display:
             self._bar = Progress(TextColumn("{task.description}"), BarColumn(), words, TimeElapsedColumn())
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=max(self.rounds, 1), words="starting")
-        else:
-            self._print("starting")
+        self._print("starting" + (f"; results in {self.folder}" if self.folder else ""))
         return self
 
     def __exit__(
@@ -47,6 +48,8 @@ class Display:
         """Take the bar away from the cursor."""
         if self._bar is not None:
             self._bar.stop()
+        if kind is KeyboardInterrupt and self.folder:
+            self._print(f"interrupted; `fedapp run --resume {self.folder}` goes on from the last checkpoint")
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Show one line of rounds.jsonl."""

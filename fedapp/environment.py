@@ -26,6 +26,10 @@ class MissingPackageError(OneLineError, ImportError):
     """A package that every run needs is not installed."""
 
 
+class RunFailedError(RuntimeError):
+    """A run did not end well; the message is the cause."""
+
+
 class CannotRunError(OneLineError):
     """A setting is wrong, or the clients do not fit the method."""
 

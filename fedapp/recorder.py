@@ -66,6 +66,7 @@ class Recorder:
         if config.resume:
             self._take_up(completed)
         self._started = time.perf_counter()
+        self._earlier = float(self.rounds[-1].get("run_seconds", 0.0)) if self.rounds else 0.0
 
     # ---- the observer ----------------------------------------------------------------------------
 
@@ -173,10 +174,15 @@ class Recorder:
             "bytes": dict(traffic),
             "seconds": record.seconds,
             "client_seconds": _totals(record),
+            "run_seconds": self._elapsed(),
             "failures": len(record.failures),
             "failed": self._untold(),
             **({"analysis": _finite(record.analysis)} if record.analysis else {}),
         }
+
+    def _elapsed(self) -> float:
+        """Return the seconds of this run, those before it was cut included."""
+        return self._earlier + time.perf_counter() - self._started
 
     def _untold(self) -> list[dict[str, Any]]:
         fresh = self.failures[self._told :]
@@ -270,7 +276,7 @@ class Recorder:
                 for name in sorted({name for line in evaluated for name in line["domains"]})
             },
             "bytes": dict(traffic),
-            "seconds": {**seconds, "run": time.perf_counter() - self._started},
+            "seconds": {**seconds, "run": self._elapsed()},
             "failures": self.failures,
             "model_sha256": dict(digests),
         }

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import load_file
 
 from fedapp import models, node, plugins
-from fedapp.checkpoints import newest
+from fedapp.checkpoints import SERVER, newest
 from fedapp.client_update import ClientUpdate, Local, arrays_of
 from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory
-from fedapp.payload import ClientInfo, layout
+from fedapp.payload import ClientInfo, Downlink, layout
+from fedapp.seeds import derive, seeded
 from fedapp.strategies import METHODS
 
 
@@ -43,39 +45,55 @@ def client_update(
         config: The run's settings.
         infos: The run's clients.
         client: The client's id.
-        weights: "last", or "best" for the models that ``save-client-models`` kept (then without what the server
-            sent, which is only kept for the last round).
+        weights: "last", or "best" for the models that ``save-client-models`` kept.
 
     Raises:
         SettingError: If the run kept no such weights.
     """
     plugins.load(config.plugins)
     info = infos[client]
-    model: Any = models.build(
-        info.model, num_classes=info.num_classes, input_shape=_image(info), feature_dim=config.feature_dim
-    )
+    build = builder(config)
+    model = build(info, "")
     kept = _kept(folder, client, weights)
-    model.load_state_dict(node.part_of(kept, node.MODEL))
+    if kept is None:  # the client never trained: the run evaluated it on its first weights
+        with seeded(derive(config.seed, "init", info.model if config.shared_init else client)):
+            model = build(info, "")
+        kept = {}
+    else:
+        model.load_state_dict(node.part_of(kept, node.MODEL))
     method = lookup(METHODS, config.method, "method")
     params = parse(method.strategy.params_type, split_pairs(config.method_params))
     local = Local(client, model, info.num_classes, config.training, state=node.part_of(kept, node.STATE))
     update = method.update(params, local)
-    if weights == "last":
-        update.receive(_sent(folder, config, infos, client, params))
+    update.receive(_sent(config, infos, client, params, build, _server_state(folder, weights)))
     return update
 
 
-def _sent(folder: Path, config: RunConfig, infos: Mapping[str, ClientInfo], client: str, params: Any) -> Any:
-    """Return what the server would send this client for evaluation, from the last checkpoint."""
+def builder(config: RunConfig) -> Callable[[ClientInfo, str], Any]:
+    """Return what builds a model for a client's description and an architecture's name ("" = the client's own)."""
 
-    def build(about: ClientInfo, name: str) -> Any:
+    def build(info: ClientInfo, name: str) -> Any:
+        shape: Any = info.input_shape
         return models.build(
-            name or about.model,
-            num_classes=about.num_classes,
-            input_shape=_image(about),
-            feature_dim=config.feature_dim,
+            name or info.model, num_classes=info.num_classes, input_shape=shape, feature_dim=config.feature_dim
         )
 
+    return build
+
+
+def _server_state(folder: Path, weights: str) -> Mapping[str, Any]:
+    return newest(folder)[1] if weights == "last" else load_numpy(folder / "models" / weights / SERVER)
+
+
+def _sent(
+    config: RunConfig,
+    infos: Mapping[str, ClientInfo],
+    client: str,
+    params: Any,
+    build: Callable[[ClientInfo, str], Any],
+    state: Mapping[str, Any],
+) -> Downlink:
+    """Return what a server in this state would send the client for evaluation."""
     strategy = METHODS[config.method].strategy(params, config.server, seed=config.seed, build=build)
     first = next(iter(infos.values()))
     example = build(first, "")
@@ -84,25 +102,17 @@ def _sent(folder: Path, config: RunConfig, infos: Mapping[str, ClientInfo], clie
         "head_layout": layout(arrays_of(example.head)),
     }
     strategy.roster.clients = {name: ClientInfo(**{**vars(info), **described}) for name, info in infos.items()}
-    _, state = newest(folder)
     strategy.load_state(state)
     strategy.begin()
     return strategy.evaluate_downlink(strategy.clients[client])
 
 
-def _kept(folder: Path, client: str, weights: str) -> dict[str, Any]:
+def _kept(folder: Path, client: str, weights: str) -> dict[str, Any] | None:
+    """Return what a client kept, None if it never trained."""
     if weights == "last":
-        kept = ClientMemory(folder.parent, folder.name, client).load(before=sys.maxsize)
-        if kept is None:
-            raise SettingError(
-                f"{folder} holds no weights of client {client!r}; it never trained, or kept them elsewhere"
-            )
-        return kept
-    path = folder / "models" / weights / f"{client}.safetensors"
-    if not path.is_file():
-        raise SettingError(f"{path} does not exist; set save-client-models=1 in the run to keep its best models")
-    return dict(load_file(path))
-
-
-def _image(info: ClientInfo) -> Any:
-    return info.input_shape
+        return ClientMemory(folder.parent, folder.name, client).load(before=sys.maxsize)
+    kept = folder / "models" / weights
+    if not kept.is_dir():
+        raise SettingError(f"{kept} does not exist; set save-client-models=1 in the run to keep its best models")
+    path = kept / f"{client}.safetensors"
+    return dict(load_file(path)) if path.is_file() else None

@@ -16,20 +16,22 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedapp.config import RunConfig, SettingError, flatten, parse
+from fedapp.config import HARMLESS, RunConfig, SettingError, flatten, lookup, parse
 from fedapp.display import Display
+from fedapp.environment import RunFailedError
 from fedapp.paths import resolve, set_base
-from fedapp.superlink import CONNECTION, POLL_SECONDS, RunFailedError, SuperLink, end, program, spawn, superlink
+from fedapp.superlink import CONNECTION, POLL_SECONDS, SuperLink, end, program, spawn, superlink
 
 __all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on", "run_seeds", "summary", "superlink"]
 
 START_SECONDS = 120.0
+ENGINES = {"flower": "flower", "local": "local"}
 FLOWERS_LAST_WORDS = ("Simulation Runtime crashed.", "An error was encountered. Ending simulation.")
 Progress = Callable[[dict[str, Any]], None]
 
@@ -47,16 +49,21 @@ def run(config: RunConfig, clients: int, engine: str = "flower", progress: Progr
         RunFailedError: If the run failed; the message is the cause.
         SettingError: If a setting is wrong.
     """
-    if engine == "local":
+    if lookup(ENGINES, engine, "engine") == "local":
         return run_local(config, clients, progress)
     with superlink() as link:
         return run_on(link, config, clients, progress)
 
 
 def run_seeds(
-    config: RunConfig, seeds: Sequence[int], clients: int, engine: str, display: Callable[[RunConfig], Display]
-) -> list[Path]:
-    """Run one experiment with several training seeds, one after the other, and return the results folders.
+    config: RunConfig,
+    seeds: Sequence[int],
+    clients: int,
+    engine: str,
+    display: Callable[[RunConfig], Display],
+    tell: Callable[[Path], None],
+) -> None:
+    """Run one experiment with several training seeds, one after the other.
 
     Args:
         config: Every setting; its own seed is replaced.
@@ -64,21 +71,23 @@ def run_seeds(
         clients: Number of simulated clients.
         engine: As for :func:`run`.
         display: Makes the display of a run.
+        tell: Called with the results folder of every run that has ended.
     """
-    folders = []
-    with superlink() if engine == "flower" else contextlib.nullcontext() as link:
+    flower = lookup(ENGINES, engine, "engine") == "flower"
+    with superlink() if flower else contextlib.nullcontext() as link:
         for seed in seeds:
             named = f"{config.run_name}-s{seed}" if config.run_name and len(seeds) > 1 else config.run_name
-            one = dataclasses.replace(config, seed=seed, run_name=named)
+            one = absolute(dataclasses.replace(config, seed=seed, run_name=named))
             with display(one) as show:
-                folders.append(run_on(link, one, clients, show) if link else run_local(one, clients, show))
-    return folders
+                folder = run_on(link, one, clients, show) if link else run_local(one, clients, show)
+            tell(folder)
 
 
 def run_local(config: RunConfig, clients: int, progress: Progress | None = None) -> Path:
     """Run one experiment in this process and return its results folder."""
     from fedapp import client_app, server_app
     from fedapp.local_grid import LocalGrid
+    from fedapp.strategies.roster import NodesMissingError
 
     config = absolute(config)
     grid = LocalGrid(client_app.app, clients, flatten(config))
@@ -87,12 +96,27 @@ def run_local(config: RunConfig, clients: int, progress: Progress | None = None)
     logger.setLevel(logging.WARNING if progress else level)  # whoever shows progress says it all
     try:
         return server_app.run(grid, config, base=str(Path.cwd()), progress=progress).folder
+    except (RunFailedError, NodesMissingError) as error:
+        raise RunFailedError(f"{error}\n{_way_on(_folder(config))}") from error
     finally:
         logger.setLevel(level)
 
 
+def _folder(config: RunConfig) -> Path:
+    return Path(config.out) / config.run_name
+
+
+def _way_on(folder: Path) -> str:
+    return f"What there is of the run is in {folder}; `fedapp run --resume {folder}` goes on from its last checkpoint"
+
+
 def resume(
-    folder: Path, engine: str = "flower", clients: int = 0, rounds: int | None = None, progress: Progress | None = None
+    folder: Path,
+    engine: str = "flower",
+    clients: int = 0,
+    rounds: int | None = None,
+    values: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Continue a run that was cut, with its own settings, from its last checkpoint.
 
@@ -101,22 +125,28 @@ def resume(
         engine: As for :func:`run`; it may differ from the engine before.
         clients: Number of clients, if the run was cut before it could note it.
         rounds: More rounds than the run was asked for; None leaves them. A finished run can only be prolonged.
+        values: New values of settings that leave the numbers alone, such as max-failures.
         progress: As for :func:`run`.
 
     Raises:
-        SettingError: If there is no run in the folder, or it is finished.
+        SettingError: If there is no run in the folder, it is finished, or a value would change its numbers.
         RunFailedError: If the run failed again.
     """
     described = described_run(folder)
-    settings = {**described["settings"], "out": str(folder.resolve().parent), "run-name": folder.resolve().name}
-    config = parse(RunConfig, {**settings, "resume": str(folder.resolve())})
-    finished = folder / "summary.json"
-    if rounds is not None and rounds > config.num_server_rounds:
-        config = dataclasses.replace(config, num_server_rounds=rounds)
-        finished.unlink(missing_ok=True)
-    if finished.exists():
+    if changed := [key for key in values or {} if key not in HARMLESS]:
         raise SettingError(
-            f"{folder} is finished after {summary(folder)['rounds']} rounds; to prolong it, ask for more with --rounds"
+            f"a run is continued with its own settings; {', '.join(changed)} cannot be changed, only "
+            f"{', '.join(HARMLESS)}"
+        )
+    settings = {**described["settings"], "out": str(folder.resolve().parent), "run-name": folder.resolve().name}
+    config = parse(RunConfig, {**settings, **(values or {}), "resume": str(folder.resolve())})
+    asked = config.num_server_rounds
+    if rounds is not None:
+        config = dataclasses.replace(config, num_server_rounds=max(rounds, asked))
+    if (folder / "summary.json").exists() and config.num_server_rounds == asked:
+        raise SettingError(
+            f"{folder} is finished after {summary(folder)['rounds']} rounds; to prolong it, ask for more than {asked} "
+            "with --rounds"
         )
     known = int(described.get("num-clients") or 0) or clients
     if not known:
@@ -133,8 +163,11 @@ def described_run(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise SettingError(f"{folder} holds no run (no config.yaml); give the folder that a run printed as its results")
-    loaded: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return loaded
+    try:
+        loaded: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {**loaded, "settings": dict(loaded["settings"]), "clients": dict(loaded["clients"])}
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise SettingError(f"{path} is damaged: {error}; without it the run cannot be read") from error
 
 
 def absolute(config: RunConfig) -> RunConfig:
@@ -156,7 +189,7 @@ def run_on(
         config: Every setting.
         clients: Number of simulated clients.
         progress: Called with every line of rounds.jsonl as it is written.
-        workers: Clients that train at once; 0 = one a core.
+        workers: Clients that train at once; 0 = as the setting ``workers`` says.
 
     Raises:
         RunFailedError: If Flower does not report the run as completed; the message is the cause.
@@ -167,13 +200,14 @@ def run_on(
     server_app.check(config)
     folder = Path(config.out) / config.run_name
     if folder.exists() and not config.resume:
-        raise RunFailedError(
-            f"{folder} exists already and is not overwritten; choose another run-name, or move it away"
-        )
+        raise SettingError(f"{folder} exists already and is not overwritten; choose another run-name, or move it away")
     app = _write_app(link.home / "app", config)
     log = link.home / "run.log"
     federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-    federation += f" init-args-num-cpus={workers}" if workers else ""
+    if workers or config.workers:
+        federation += f" init-args-num-cpus={workers or config.workers}"
+    if config.client_gpus:
+        federation += f" client-resources-num-gpus={config.client_gpus}"
     command = [program("flwr"), "run", str(app), CONNECTION, "--stream", "--federation-config", federation]
     process = spawn(command, log, link.environment)
     try:
@@ -184,8 +218,8 @@ def run_on(
     if folder.is_dir():
         (folder / "flower.log").write_text(text, encoding="utf-8")
     if (status := _status(link)) != "finished:completed" or not (folder / "summary.json").is_file():
-        where = folder if folder.is_dir() else _keep_log(text, config)
-        raise RunFailedError(f"{_cause(text, status)}\nFlower's log is in {where}")
+        where = _way_on(folder) if folder.is_dir() else f"Flower's log is in {_keep_log(text, config)}"
+        raise RunFailedError(f"{_cause(text, status)}\n{where}")
     return folder
 
 
@@ -204,7 +238,7 @@ def _follow(process: subprocess.Popen[bytes], folder: Path, progress: Progress |
     Raises:
         RunFailedError: If the ServerApp has not begun within ``patience`` seconds.
     """
-    rounds, deadline = folder / "rounds.jsonl", time.monotonic() + patience
+    rounds, started, deadline = folder / "rounds.jsonl", time.time(), time.monotonic() + patience
     seen = len(_lines(rounds))
     while True:
         ended = process.poll() is not None
@@ -214,12 +248,18 @@ def _follow(process: subprocess.Popen[bytes], folder: Path, progress: Progress |
         seen = len(lines)
         if ended:
             return
-        if not (folder / "config.yaml").exists() and time.monotonic() > deadline:
+        if not _begun(folder, started) and time.monotonic() > deadline:
             raise RunFailedError(
                 f"the run was submitted but has not begun after {patience:.0f} s; the machine may be busy, or Ray "
                 "cannot start: see `fedapp doctor`"
             )
         time.sleep(POLL_SECONDS)
+
+
+def _begun(folder: Path, since: float) -> bool:
+    """Return whether a ServerApp has written to the run's folder since then; a resumed run has older records."""
+    config = folder / "config.yaml"
+    return config.exists() and config.stat().st_mtime >= since - 1
 
 
 def _lines(path: Path) -> list[str]:

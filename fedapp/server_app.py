@@ -18,13 +18,15 @@ from fedapp import environment
 environment.require()
 
 import torch  # noqa: E402
+import yaml  # noqa: E402
 
 from fedapp import datasets, models, paths, plugins, tiers, tracking  # noqa: E402
-from fedapp.checkpoints import Checkpointer, Leash, ModelKeeper, Stopper, alone_in, newest  # noqa: E402
-from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs  # noqa: E402
+from fedapp.checkpoints import Checkpointer, ModelKeeper, alone_in, newest  # noqa: E402
+from fedapp.config import HARMLESS, RunConfig, SettingError, flatten, lookup, parse, split_pairs  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
 from fedapp.seeds import derive, seeded  # noqa: E402
+from fedapp.stopping import Leash, Stopper  # noqa: E402
 from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
 from fedapp.strategies.records import Observer  # noqa: E402
 from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
@@ -39,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run one experiment and write its results."""
     try:
         run(grid, parse(RunConfig, context.run_config))
-    except (SettingError, NodesMissingError, WorkerLostError) as error:
+    except (SettingError, NodesMissingError, WorkerLostError, environment.RunFailedError) as error:
         raise environment.CannotRunError(str(error)) from None
 
 
@@ -59,6 +61,8 @@ def run(
     """
     paths.set_base(base or paths.directory_of_user())
     method, params = check(config)
+    if config.resume:
+        _same_settings(config)
     torch.set_num_threads(config.training.torch_threads)
     config = replace(config, out=paths.resolve(config.out), resume=paths.resolve(config.resume))
     completed, state = newest(Path(config.resume)) if config.resume else (0, {})
@@ -77,21 +81,42 @@ def run(
     if completed:
         strategy.continue_after(completed, state)
     with alone_in(recorder.folder):
-        strategy.start(grid, num_rounds=config.num_server_rounds)
+        try:
+            strategy.start(grid, num_rounds=config.num_server_rounds)
+        except Exception:
+            if config.report:
+                _report(recorder)
+            raise
     _conclude(recorder, strategy)
     return recorder
+
+
+def _same_settings(config: RunConfig) -> None:
+    """Check that a run is continued with its own settings.
+
+    Raises:
+        SettingError: Naming the settings that differ, unless they leave the numbers alone.
+    """
+    known = yaml.safe_load((Path(paths.resolve(config.resume)) / "config.yaml").read_text(encoding="utf-8"))["settings"]
+    given = flatten(config)
+    differ = [key for key, value in known.items() if key not in HARMLESS and given.get(key, value) != value]
+    if differ:
+        raise SettingError(
+            f"resume = {config.resume!r} goes on with other settings than that run has ({', '.join(differ)}); continue "
+            f"it with `fedapp run --resume {config.resume}`, which takes its own"
+        )
 
 
 def _watchers(recorder: Recorder) -> list[Observer]:
     """Return the observers that the settings ask for, in the order in which a round must pass them."""
     config, folder = recorder.config, recorder.folder
-    watchers: list[Observer] = []
+    # A round that ends the run as failed is not checkpointed: resumed, it has to go well, or fails again.
+    watchers: list[Observer] = [Stopper(config.patience, config.max_failures, recorder.rounds, recorder.failures)]
     if config.save_client_models:
         watchers.append(ModelKeeper(folder, config.save_client_models, recorder.rounds))
     watchers.append(Checkpointer(folder))
     if runner := os.environ.get(RUNNER):
         watchers.append(Leash(int(runner)))
-    watchers.append(Stopper(config.patience, config.max_failures, recorder.rounds, recorder.failures))
     return [*watchers, *tracking.observers(recorder)]
 
 

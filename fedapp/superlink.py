@@ -17,16 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedapp.environment import RunFailedError
+
 CONNECTION = "fedapp"
 SUPERLINK_SECONDS = 60.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.2
 ATTEMPTS = 3
 PR_SET_PDEATHSIG = 1
-
-
-class RunFailedError(RuntimeError):
-    """The run did not end well; the message is the cause, and names the log."""
 
 
 @dataclass(frozen=True)

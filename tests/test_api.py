@@ -79,11 +79,23 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         _ = fedapp.nothing
 
 
-def test_best_weights_are_the_kept_ones(tmp_path: Path) -> None:
-    result = one_run("local", tmp_path, save_client_models=1)
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("method", METHODS)
+def test_best_weights_answer_as_in_the_best_round(method: str, fraction: float, tmp_path: Path) -> None:
+    result = one_run(method, tmp_path, save_client_models=1, fraction_train=fraction)
     best = int(result.rounds["accuracy"].idxmax())
-    accuracy = result.clients[(result.clients["round"] == best) & (result.clients["client"] == "1")]["accuracy"].item()
-    assert result.client(1, weights="best").evaluate()["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+    rows = result.clients[result.clients["round"] == best].set_index("client")
+    for client in map(str, range(4)):
+        measured = result.client(client, weights="best").evaluate()
+        assert measured["accuracy"] == pytest.approx(rows.loc[client, "accuracy"], abs=1e-9)
+
+
+def test_half_a_sample_and_a_foreign_engine_are_refused(tmp_path: Path) -> None:
+    result = one_run("local", tmp_path)
+    with pytest.raises(ValueError, match="give both x and y"):
+        result.client(0).evaluate(torch.zeros(3, 3, 32, 32))
+    with pytest.raises(SettingError, match="unknown engine 'ray'"):
+        fedapp.run("local", engine="ray", out=tmp_path)
 
 
 def test_the_example_runs_as_it_stands(

@@ -114,5 +114,7 @@ def test_a_run_is_prolonged_from_the_command_line(users_directory: Path) -> None
     code, output = call("run", "--resume", "fedapp-runs/one", "--rounds", "2", "--engine", "local")
     assert code == 0, output
     assert json.loads((users_directory / "fedapp-runs/one/summary.json").read_text())["rounds"] == 2
-    code, output = call("run", "--resume", "fedapp-runs/one", "--engine", "local")
-    assert (code, "is finished after 2 rounds" in output) == (2, True)
+    code, output = call("run", "--resume", "fedapp-runs/one", "--engine", "local", "--rounds", "2")
+    assert (code, "is finished after 2 rounds; to prolong it, ask for more than 2" in output) == (2, True)
+    code, output = call("run", "--resume", "fedapp-runs/one", "--out", "x", "--seeds", "3")
+    assert (code, "--out, --seeds cannot go with --resume" in output) == (2, True)

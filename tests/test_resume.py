@@ -12,10 +12,12 @@ import pytest
 
 from fedapp import client_app, runner, server_app
 from fedapp.checkpoints import Checkpointer, newest
+from fedapp.client_update import ClientUpdate
 from fedapp.config import RunConfig, SettingError, flatten, parse
+from fedapp.environment import RunFailedError
 from fedapp.local_grid import LocalGrid
 from fedapp.recorder import Recorder
-from fedapp.strategies import METHODS
+from fedapp.strategies import METHODS, Local
 
 CLIENTS, ROUNDS = 4, 4
 
@@ -154,6 +156,81 @@ def test_a_finished_run_can_only_be_prolonged_and_equals_the_longer_run(tmp_path
     assert outcome(runner.resume(tmp_path / "brief", engine="local", rounds=3)) == outcome(tmp_path / "whole")
 
 
+class BoomUpdate(ClientUpdate):
+    """Raises in every round at every client."""
+
+    def begin(self) -> None:
+        raise RuntimeError("boom")
+
+
+class Doomed(Local):
+    name = "doomed"
+
+
+@pytest.fixture
+def doomed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "doomed", replace(METHODS["local"], strategy=Doomed, update=BoomUpdate))
+
+
+@pytest.mark.usefixtures("doomed")
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_a_run_in_which_nobody_trains_fails_and_fails_again_when_resumed(rounds: int, tmp_path: Path) -> None:
+    settings = config(tmp_path, "doomed", "run", **{"num-server-rounds": rounds})
+    with pytest.raises(RunFailedError, match=r"no client trained in the last .* boom"):
+        run(settings)
+    for _ in range(3):
+        with pytest.raises(RunFailedError, match=r"no client trained(.|\n)*fedapp run --resume"):
+            runner.resume(tmp_path / "run", engine="local")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.usefixtures("doomed")
+def test_max_failures_ends_a_run_and_can_be_lifted_when_it_is_resumed(tmp_path: Path) -> None:
+    settings = config(tmp_path, "doomed", "run", **{"max-failures": 3, "fraction-train": 1.0})
+    with pytest.raises(RunFailedError, match=r"4 client failures by round 1, max-failures is 3; the last: client 3"):
+        run(settings)
+    with pytest.raises(RunFailedError, match="no client trained"):
+        runner.resume(tmp_path / "run", engine="local", values={"max-failures": 0})
+    with pytest.raises(SettingError, match="learning-rate cannot be changed"):
+        runner.resume(tmp_path / "run", engine="local", values={"learning-rate": 3})
+
+
+def test_no_rounds_evaluate_the_first_weights(tmp_path: Path) -> None:
+    folder = run(config(tmp_path, "fedsaf", "run", **{"num-server-rounds": 0}))
+    assert runner.summary(folder)["rounds"] == 0
+    assert 0 <= runner.summary(folder)["accuracy"]["last"] <= 1
+
+
+def test_a_run_continued_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as power:
+        cut_in_training(3, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path, "local", "run"))
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    other = config(tmp_path, "local", "run", **{"learning-rate": 0.5, "resume": str(tmp_path / "run")})
+    with pytest.raises(SettingError, match=r"other settings than that run has \(learning-rate\)"):
+        run(other)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+
+
+def test_seconds_go_on_over_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as power:
+        cut_in_training(4, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path, "local", "run"))
+    path = tmp_path / "run" / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["run_seconds"] = 1000.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert 1000 < runner.summary(runner.resume(tmp_path / "run", engine="local"))["seconds"]["run"] < 1100
+
+
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("7")
+    with pytest.raises(SettingError, match=r"config.yaml is damaged"):
+        runner.resume(tmp_path, engine="local")
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="holds no run"):
         runner.resume(tmp_path, engine="local")
@@ -186,7 +263,8 @@ def test_early_stop_and_failure_limit_and_kept_models(tmp_path: Path) -> None:
     best = max(lines, key=lambda line: line["accuracy"])["round"]
     folders = {path.name for path in (kept / "models").iterdir()}
     assert folders == {"round-00000002", "round-00000004", "best"}
-    assert {path.name for path in (kept / "models/best").iterdir()} == {f"{index}.safetensors" for index in range(4)}
+    names = {path.name for path in (kept / "models/best").iterdir()}
+    assert names == {"_server.safetensors", *(f"{index}.safetensors" for index in range(4))}
     if best in (2, 4):
         same = kept / "models" / f"round-{best:08d}" / "0.safetensors"
         assert (kept / "models/best/0.safetensors").read_bytes() == same.read_bytes()

@@ -55,6 +55,7 @@ class State:
 
     sweep: Sweep
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    kept: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Replace ``sweep.json`` atomically."""
@@ -81,7 +82,8 @@ class State:
                     "settings": cell.settings,
                 }
                 for cell in sweep.cells
-            ],
+            ]
+            + self.kept,
         }
 
 
@@ -100,7 +102,9 @@ def execute(sweep: Sweep, folder: Path, say: Say) -> dict[str, Outcome]:
 
     _make(folder)
     with alone_in(folder), _Engine(sweep.engine) as engine:
-        state = State(sweep, {name: Outcome(**was) for name, was in previous(folder).items()})
+        state = State(
+            sweep, {name: Outcome(**was) for name, was in previous(folder).items()}, _other_seeds(sweep, folder)
+        )
         say(f"{sweep.name}: {len(sweep.cells)} runs into {folder}")
         for index, cell in enumerate(sweep.cells, start=1):
             label = f"[{index}/{len(sweep.cells)}] {cell.name}"
@@ -116,6 +120,14 @@ def execute(sweep: Sweep, folder: Path, say: Say) -> dict[str, Outcome]:
             state.write(folder)
         state.write(folder)
         return {cell.name: state.outcomes[cell.name] for cell in sweep.cells}
+
+
+def _other_seeds(sweep: Sweep, folder: Path) -> list[dict[str, Any]]:
+    """Return the cells of earlier calls that differ from today's in their seed alone; they stay in the tables."""
+    if not (folder / STATE).is_file():
+        return []
+    names, groups = {cell.name for cell in sweep.cells}, {cell.group for cell in sweep.cells}
+    return [cell for cell in read_state(folder)["cells"] if cell["name"] not in names and cell["group"] in groups]
 
 
 def is_done(folder: Path, cell: Cell) -> bool:

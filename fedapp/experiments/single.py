@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,23 @@ def run(values: Mapping[str, Any], seeds: Sequence[int] | None, clients: int, en
         engine: "flower" or "local".
     """
     config = parse(RunConfig, values)
-    for folder in runner.run_seeds(config, seeds or (config.seed,), clients, engine, _display):
-        _tell(folder)
+    runner.run_seeds(config, tuple(dict.fromkeys(seeds or (config.seed,))), clients, engine, _display, _tell)
 
 
-def resume(folder: str, engine: str, clients: int, rounds: int | None) -> None:
+def resume(folder: str, engine: str, clients: int, rounds: int | None, values: Mapping[str, Any]) -> None:
     """Continue a run that was cut, and say what came out."""
     path = Path(folder)
-    described = runner.described_run(path)["settings"]
-    with Display(str(described["method"]), rounds or int(described["num-server-rounds"])) as show:
-        path = runner.resume(path, engine, clients, rounds, show)
+    config = parse(
+        RunConfig, {**runner.described_run(path)["settings"], "out": str(path.parent), "run-name": path.name}
+    )
+    with _display(replace(config, num_server_rounds=max(rounds or 0, config.num_server_rounds))) as show:
+        path = runner.resume(path, engine, clients, rounds, values, show)
     _tell(path)
 
 
 def _display(config: RunConfig) -> Display:
-    return Display(f"{config.method} (seed {config.seed})", config.num_server_rounds)
+    folder = Path(config.out) / config.run_name
+    return Display(f"{config.method} (seed {config.seed})", config.num_server_rounds, folder=str(folder))
 
 
 def _tell(folder: Path) -> None:

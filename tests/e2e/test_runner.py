@@ -107,6 +107,18 @@ def test_a_run_that_fails_raises_with_the_cause_and_leaves_no_superlink(project:
     assert str(link.home) not in listing
 
 
+def test_a_run_that_does_not_begin_is_given_up_also_when_it_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("of the run before it was cut")
+    os.utime(tmp_path / "config.yaml", (1, 1))
+    waiting = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        with pytest.raises(runner.RunFailedError, match="has not begun after 1 s"):
+            runner._follow(waiting, tmp_path, None, patience=1.0)
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+
 def test_a_wrong_name_is_reported_before_anything_starts(project: Path) -> None:
     link = runner.SuperLink(project / "no-such-home", {})
     with pytest.raises(SettingError, match="did you mean small-resnet"):

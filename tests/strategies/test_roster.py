@@ -1,6 +1,5 @@
 """Nodes that come late, do not fit, or never say who they are."""
 
-
 from fedapp.config import ServerSettings
 from tests.strategies.federation import Federation, TamperedGrid, drive
 
