@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -167,7 +168,8 @@ def methods(as_json: AsJson = False) -> None:
     """List the methods: what each does, what it needs and what travels."""
     from fedapp.experiments import listings
 
-    listings.show(listings.methods(), as_json, typer.echo)
+    with _honest():
+        listings.show(listings.methods(), as_json, typer.echo)
 
 
 @app.command()
@@ -253,6 +255,7 @@ def _keys(words: list[str] | None) -> list[str]:
 def main() -> None:
     """Run the command line; a terminated command ends what it started, as an interrupted one does."""
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.path.insert(0, "")  # a plugin may lie where the user is, as for `python -m`
     app()
 
 

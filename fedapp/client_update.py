@@ -157,7 +157,7 @@ class ClientUpdate:
             samples: The client's training samples.
 
         Raises:
-            DivergedError: If a loss, or a weight at the end of the round, is not finite.
+            DivergedError: If a loss, or a weight or buffer at the end of the round, is not finite.
         """
         self.receive(downlink)
         for module in self.modules():
@@ -187,7 +187,8 @@ class ClientUpdate:
                 self.after_step()
                 total, steps = total + loss.detach(), steps + 1
         mean_loss = float(total) / max(steps, 1)
-        if not math.isfinite(mean_loss) or not all(bool(p.isfinite().all()) for p in parameters):
+        buffers = [b for module in self.modules() for b in module.buffers() if b.is_floating_point()]
+        if not math.isfinite(mean_loss) or not all(bool(t.isfinite().all()) for t in (*parameters, *buffers)):
             raise DivergedError(
                 f"client {local.client!r} diverged in round {local.round} (mean loss {mean_loss}); "
                 "lower learning-rate, or set clip-norm"

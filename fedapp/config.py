@@ -340,7 +340,9 @@ class RunConfig:
     patience: int = setting(0, "stop when the best accuracy is this many evaluations old; 0 = never", low=0)
     max_failures: int = setting(0, "stop the run, as failed, after this many client failures; 0 = never", low=0)
     save_client_models: int = setting(
-        0, "keep all client models of every k-th evaluated round and of the best one; 0 = only the last two", low=0
+        0,
+        "keep all client models of every k-th evaluated round and of the best one; 0 = only the last three rounds",
+        low=0,
     )
     workers: int = setting(0, "clients that train at once under `fedapp run`; 0 = one a core", low=0)
     client_gpus: float = setting(0.0, "share of a GPU that each client takes under `fedapp run`", low=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from typing import Any
 
@@ -42,12 +42,12 @@ def require() -> None:
     """
     for package in NEEDED:
         try:
-            importlib.import_module(package)
-        except ModuleNotFoundError as error:
-            if error.name != package:
-                raise
+            missing = importlib.util.find_spec(package) is None
+        except ModuleNotFoundError:
+            missing = True
+        if missing:
             raise MissingPackageError(
                 f"{package} is not installed for {sys.executable}; install it with `pip install .` in the clone; with "
                 "uv use `uv pip install --no-config .`, because the clone's [tool.uv] table empties the dependencies "
                 "for Flower's sake"
-            ) from None
+            )

@@ -6,6 +6,7 @@ serialisation in both directions, as in a deployment.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from uuid import uuid4
@@ -88,8 +89,18 @@ class LocalGrid(Grid):
         return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Run the ClientApp on each message and return the replies."""
-        return self.pull_messages(self.push_messages(messages))
+        """Run the ClientApp on each message and return the replies.
+
+        Clients run one after the other but stand for clients side by side: a reply that took a client longer than
+        ``timeout`` seconds is lost, as it would be for a server that waits no longer.
+        """
+        replies: list[Message] = []
+        for message in messages:
+            started = time.perf_counter()
+            answered = self.pull_messages(self.push_messages([message]))
+            if timeout is None or time.perf_counter() - started <= timeout:
+                replies.extend(answered)
+        return replies
 
     def _answer(self, message: Message) -> Message:
         received = self._through_the_wire(message) if self.serialise else message

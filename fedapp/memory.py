@@ -13,7 +13,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,10 @@ _FILE = "round-{:08d}.safetensors"
 
 class ClientMemoryError(RuntimeError):
     """A client's memory cannot be written; the message says where and what to do."""
+
+
+class OvertakenError(RuntimeError):
+    """A training that ended after a later round had been trained; its result is discarded."""
 
 
 def safe_name(name: str, what: str) -> str:
@@ -110,6 +114,22 @@ class ClientMemory:
                 return str((file.metadata() or {}).get("after", ""))
         except (SafetensorError, OSError):
             return ""
+
+    def refuse_overtaken(self, known: Collection[int], round_number: int) -> None:
+        """Refuse to save a round that took so long that a later one was trained and kept meanwhile.
+
+        Args:
+            known: The rounds that were kept when the training began.
+            round_number: The round that has been trained.
+
+        Raises:
+            OvertakenError: If a later round was kept since then; the server has long gone on without this one.
+        """
+        later = [number for number in self.rounds() if number > round_number and number not in known]
+        if later:
+            raise OvertakenError(
+                f"round {round_number} came too late: round {later[-1]} is kept already; it is discarded"
+            )
 
     def save(self, round_number: int, state: Mapping[str, Tensor]) -> None:
         """Write ``state`` tagged with ``round_number``; later files and all but the newest three go.

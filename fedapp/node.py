@@ -134,10 +134,12 @@ def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> 
     setup.tier.drop(instruction.seed, instruction.round, setup.client)
     with _random_streams(instruction, setup, "train"):
         update, memory = _update(instruction, setup, before=instruction.round)
+        known = memory.rounds()
         setup.tier.fit(update, setup.train, setup.model_name, setup.model_key)
         loaded = time.perf_counter()
         uplink = update.train(instruction.downlink, setup.train)
         trained = time.perf_counter()
+        memory.refuse_overtaken(known, instruction.round)
         memory.save(instruction.round, _kept(update))
     seconds = {
         "load-seconds": load_seconds + loaded - started,
@@ -173,6 +175,8 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         example = setup.train.x[:1].to(update.local.device)
         with torch.no_grad():
             features = model.features(example)
+            scores = model.head(features)
+    _check_fit(setup, features, scores)
     return ClientInfo(
         client=setup.client,
         model=setup.model_name,
@@ -187,6 +191,27 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         head_layout=layout(arrays_of(model.head)) if isinstance(model.head, nn.Module) else "",
         digest=digest(model.state_dict()) if instruction.downlink.settings.get("digest") else "",
     )
+
+
+def _check_fit(setup: Setup, features: Tensor, scores: Tensor) -> None:
+    """Check once, before anything is trained, that model, labels and number of classes fit together.
+
+    Raises:
+        ValueError: Naming what came and what has to be.
+    """
+    if features.ndim != 2 or tuple(scores.shape) != (len(features), setup.num_classes):
+        raise ValueError(
+            f"model {setup.model_name!r} must give features (N, D) and scores (N, {setup.num_classes}), got "
+            f"{tuple(features.shape)} and {tuple(scores.shape)} for one sample"
+        )
+    for part, samples in (("train", setup.train), ("test", setup.test)):
+        if samples.y.dtype != torch.int64:
+            raise ValueError(f"labels of the {part} samples must be int64, got {samples.y.dtype}; use y.long()")
+        if len(samples.y) and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < setup.num_classes:
+            raise ValueError(
+                f"labels of the {part} samples must be in [0, {setup.num_classes}), got {int(samples.y.min())} to "
+                f"{int(samples.y.max())}; num_classes counts the classes of all clients together"
+            )
 
 
 def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[ClientUpdate, ClientMemory]:

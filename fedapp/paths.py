@@ -7,6 +7,7 @@ is found among the user's processes instead; where that cannot be told, the home
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -43,7 +44,13 @@ def resolve(path: str) -> str:
 def directory_of_user() -> str:
     """Return the directory of the one ``flwr run`` that this user has running, else the home directory."""
     found = {folder for pid in _processes() if (folder := _directory_if_flwr_run(pid))}
-    return found.pop() if len(found) == 1 else str(Path.home())
+    if len(found) == 1:
+        return found.pop()
+    text = (
+        "cannot tell which directory you ran from (%s `flwr run` at work): relative paths mean your home directory %s"
+    )
+    logging.getLogger("flwr").warning(text, len(found) or "no", Path.home())
+    return str(Path.home())
 
 
 def _processes() -> list[Path]:

@@ -27,10 +27,11 @@ from fedapp.strategies.records import HEADLINE, Reply, RoundRecord, weighted_met
 
 COLUMNS = (
     "round", "client", "domain", "model", "trained", "train_examples", "train_loss", "test_examples", "accuracy",
-    "test_loss", "payload_down", "payload_up", "header_down", "header_up", "evaluate_payload_down",
-    "evaluate_payload_up", "evaluate_header_down", "evaluate_header_up", "load_seconds", "train_seconds",
-    "save_seconds", "evaluate_seconds", "failure",
+    "prototype_accuracy", "test_loss", "payload_down", "payload_up", "header_down", "header_up",
+    "evaluate_payload_down", "evaluate_payload_up", "evaluate_header_down", "evaluate_header_up", "load_seconds",
+    "train_seconds", "save_seconds", "evaluate_seconds", "failure",
 )  # fmt: skip
+BY_PROTOTYPE = "prototype-accuracy"
 PACKAGES = ("fedapp", "flwr", "torch", "torchvision", "numpy", "ray", "datasets", "scikit-learn")
 
 
@@ -230,6 +231,7 @@ class Recorder:
                 "train_loss": train.metrics.get("loss") if train else "",
                 "test_examples": test.num_examples if test else "",
                 "accuracy": test.metrics.get(HEADLINE, "") if test else "",
+                "prototype_accuracy": test.metrics.get(BY_PROTOTYPE, "") if test else "",
                 "test_loss": test.metrics.get("loss", "") if test else "",
                 **flows.get("train", {}),
                 **{f"evaluate_{name}": count for name, count in flows.get("evaluate", {}).items()},
@@ -264,6 +266,7 @@ class Recorder:
                 **_best_last_tail([line["accuracy"] for line in evaluated]),
                 **_chosen_by_validation(evaluated),
             },
+            **_by_prototype(evaluated),
             "client_mean_accuracy": _best_last_tail([line["client_mean"] for line in evaluated]),
             "clients": {
                 "mean": last["client_mean"],
@@ -367,6 +370,12 @@ def _chosen_by_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, float
     if not measured:
         return {}
     return {"by_validation": max(measured, key=lambda line: line["evaluate"][f"validation-{HEADLINE}"])["accuracy"]}
+
+
+def _by_prototype(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the accuracy of the nearest prototype beside that of the head, if both were evaluated."""
+    values = [line["evaluate"].get(BY_PROTOTYPE) for line in lines]
+    return {"prototype_accuracy": _best_last_tail(values)} if any(value is not None for value in values) else {}
 
 
 def _best_last_tail(values: Sequence[float | None]) -> dict[str, float | None]:

@@ -32,7 +32,7 @@ from fedapp.strategies.records import Observer  # noqa: E402
 from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
 
 RUNNER = "FEDAPP_RUNNER"
-SIMULATION_GRIDS = ("InMemoryGrid", "LocalGrid")
+SIMULATION_GRIDS = {"InMemoryGrid", "LocalGrid"}
 app = ServerApp()
 
 
@@ -67,7 +67,9 @@ def run(
     config = replace(config, out=paths.resolve(config.out), resume=paths.resolve(config.resume))
     completed, state = newest(Path(config.resume)) if config.resume else (0, {})
     recorder = Recorder(config, completed, progress)
-    simulated = type(grid).__name__ in SIMULATION_GRIDS  # on devices, the server's folders mean nothing
+    simulated = bool(
+        SIMULATION_GRIDS & {kind.__name__ for kind in type(grid).__mro__}
+    )  # on devices, the server's folders mean nothing
     strategy = method.strategy(
         params,
         config.server,

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +41,11 @@ class SuperLink:
 
 
 @contextlib.contextmanager
-def superlink() -> Iterator[SuperLink]:
+def superlink(meanwhile: Callable[[], None] | None = None) -> Iterator[SuperLink]:
     """Start a SuperLink on a free port for the time of the ``with`` block, and end it with everything below it.
+
+    Args:
+        meanwhile: Called while it starts, which takes it some seconds.
 
     Raises:
         RunFailedError: If it does not come up.
@@ -51,7 +54,7 @@ def superlink() -> Iterator[SuperLink]:
     link = SuperLink(home, environment(home))
     process = None
     try:
-        process = _start(link)
+        process = _start(link, meanwhile)
         yield link
     finally:
         if process is not None:
@@ -60,7 +63,7 @@ def superlink() -> Iterator[SuperLink]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _start(link: SuperLink, attempts: int = ATTEMPTS) -> subprocess.Popen[bytes]:
+def _start(link: SuperLink, meanwhile: Callable[[], None] | None, attempts: int = ATTEMPTS) -> subprocess.Popen[bytes]:
     """Start the SuperLink; if somebody took the port that was free a moment ago, try another."""
     port, log = _free_port(), link.home / "superlink.log"
     connection = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
@@ -68,12 +71,14 @@ def _start(link: SuperLink, attempts: int = ATTEMPTS) -> subprocess.Popen[bytes]
     command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     process = spawn([*command, "--disable-runtime-dependency-installation"], log, link.environment)
     try:
+        if meanwhile:
+            meanwhile()
         _await_health(process, port, log)
     except RunFailedError:
         end(process)
         if attempts == 1:
             raise
-        return _start(link, attempts - 1)
+        return _start(link, None, attempts - 1)
     return process
 
 

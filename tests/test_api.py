@@ -46,6 +46,9 @@ def test_prediction_by_prototype_is_kept(tmp_path: Path) -> None:
     recorded = result.rounds["evaluate.prototype-accuracy"].iloc[-1]
     assert 0 <= recorded <= 1
     assert "prototype-accuracy" in client.evaluate()
+    assert result.summary["prototype_accuracy"]["last"] == pytest.approx(recorded)
+    last = result.clients[result.clients["round"] == 2].set_index("client")
+    assert last.loc["1", "prototype_accuracy"] == pytest.approx(client.evaluate()["prototype-accuracy"])
 
 
 def test_history_is_data_frames_and_other_data_can_be_given(tmp_path: Path) -> None:

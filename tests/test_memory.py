@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedapp import memory
-from fedapp.memory import ClientMemory, ClientMemoryError, digest, safe_name
+from fedapp.memory import ClientMemory, ClientMemoryError, OvertakenError, digest, safe_name
 from tests.conftest import tiny
 
 FILE = "round-{:08d}.safetensors"
@@ -68,6 +68,17 @@ def test_a_state_of_which_nothing_is_readable_is_an_error(kept):
     next(kept.folder.glob("*.safetensors")).write_bytes(b"no more")
     with pytest.raises(ClientMemoryError, match="no longer holds"):
         kept.load(before=2)
+
+
+def test_a_straggler_does_not_undo_what_was_trained_after_it(kept):
+    kept.save(1, state(1))
+    known = kept.rounds()
+    for number in (2, 3):
+        kept.save(number, state(number))
+    with pytest.raises(OvertakenError, match="round 2 came too late: round 3 is kept already"):
+        kept.refuse_overtaken(known, 2)
+    kept.refuse_overtaken(kept.rounds(), 2)  # a round repeated after a resume knew of the later one
+    assert kept.rounds() == [1, 2, 3]
 
 
 def test_a_round_asked_twice_starts_from_the_same_state(kept):

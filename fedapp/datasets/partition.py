@@ -257,7 +257,7 @@ def _draw(
         shuffled = group.copy()
         rng.shuffle(shuffled)
         drawn = rng.dirichlet(np.full(num_clients, alpha))
-        drawn = np.where(np.isnan(drawn), 0, drawn) * (sizes < even)  # NaN: every gamma draw underflowed
+        drawn = np.where(np.isfinite(drawn), drawn, 0) * (sizes < even)  # tiny alphas: gamma draws under- or overflow
         if not drawn.any():
             drawn = np.zeros(num_clients)
             drawn[np.argmin(sizes)] = 1

@@ -340,6 +340,12 @@ class PayloadStrategy(Strategy):
         self.roster.gather(grid, self._hello(), self.settings)
         if misfit := misfits(self.name, self.requires, self.clients):
             raise SettingError(misfit)
+        trains = len(self._sample(self.settings.fraction_train, 1, TRAIN))
+        if self.settings.min_replies > trains:
+            raise SettingError(
+                f"min-replies = {self.settings.min_replies} can never be reached: {trains} of {len(self.clients)} "
+                "clients train in a round; lower it, or raise fraction-train"
+            )
         self._began = True
         self.begin()
 
@@ -366,7 +372,7 @@ class PayloadStrategy(Strategy):
             downlink = make(self.clients[client])
             if config:
                 downlink = replace(downlink, settings={**downlink.settings, **_scalars(config)})
-            self._exchange.send(client, self.roster.nodes[client], replace(about, downlink=downlink))
+            self._exchange.send(self.clients[client], self.roster.nodes[client], replace(about, downlink=downlink))
         return list(self._exchange.sent.values())
 
     def _state_record(self) -> ArrayRecord:

@@ -8,7 +8,7 @@ from logging import WARNING
 from flwr.app import Message, MessageType
 from flwr.common.logger import log
 
-from fedapp.payload import ArraySpec, Instruction, Uplink, order
+from fedapp.payload import ArraySpec, ClientInfo, Instruction, Uplink, order
 from fedapp.strategies.records import HEADLINE, Failure, RoundRecord, Traffic
 from fedapp.strategies.roster import failure_of
 from fedapp.wire import Packed, RejectedMessage, header_bytes, pack_instruction, payload_bytes, unpack_uplink
@@ -31,16 +31,19 @@ class Exchange:
         self.record = record
         self.timeout = timeout
         self.sent: dict[str, Message] = {}
+        self.sizes: dict[str, int] = {}
         self._packed: Packed = {}
 
-    def send(self, client: str, node: int, instruction: Instruction) -> None:
+    def send(self, client: ClientInfo, node: int, instruction: Instruction) -> None:
         """Add a message to a client."""
+        name = client.client
+        self.sizes[name] = client.num_examples if self.phase == TRAIN else client.num_test
         content = pack_instruction(instruction, self._packed)
-        self.record.traffic[self.phase, client] = Traffic(
+        self.record.traffic[self.phase, name] = Traffic(
             payload_down=payload_bytes(content), header_down=header_bytes(content)
         )
         kind = MessageType.TRAIN if self.phase == TRAIN else MessageType.EVALUATE
-        self.sent[client] = Message(content, node, kind, group_id=str(instruction.round))
+        self.sent[name] = Message(content, node, kind, group_id=str(instruction.round))
 
     def collect(
         self, replies: Iterable[Message], specs: Callable[[str], Mapping[str, ArraySpec]], check: Check
@@ -61,6 +64,7 @@ class Exchange:
             traffic.payload_up, traffic.header_up = payload_bytes(reply.content), header_bytes(reply.content)
             try:
                 uplink = unpack_uplink(reply.content, client, specs(client))
+                self._check_size(uplink)
                 check(uplink)
             except ValueError as error:
                 text = str(error) if isinstance(error, RejectedMessage) else f"client {client!r}: {error}"
@@ -69,6 +73,13 @@ class Exchange:
                 usable[client] = uplink
         self.record.failures.sort(key=lambda failure: (failure.phase != TRAIN, order(failure.client)))
         return [usable[client] for client in self.sent if client in usable]
+
+    def _check_size(self, uplink: Uplink) -> None:
+        held = self.sizes[uplink.client]
+        if uplink.num_examples > held:
+            raise ValueError(
+                f"num_examples must be at most the {held} samples that it said it holds, got {uplink.num_examples}"
+            )
 
     def _sorted(self, replies: Iterable[Message]) -> list[tuple[str, Message]]:
         """Return the first reply of every client asked; note what is foreign, double or missing."""

@@ -198,7 +198,9 @@ class PrototypeCollector(PayloadStrategy):
         }
 
     def check_uplink(self, uplink: Uplink) -> None:
-        """Reject class ids out of range or given twice, counts below 1, and arrays that come alone."""
+        """Reject class ids out of range or given twice, counts below 1, and arrays that are missing or come alone."""
+        if uplink.num_examples and not uplink.arrays:
+            raise ValueError(f"trained on {uplink.num_examples} samples, but sent no prototypes")
         if uplink.arrays and len(uplink.arrays) < 3:
             raise ValueError(f"rows, classes and counts belong together, got only {sorted(uplink.arrays)}")
         self.laid_out(uplink)

@@ -115,8 +115,14 @@ class Roster:
         return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
     def _reasons(self) -> str:
-        lines = dict.fromkeys(f"\n  client {f.client}: {f.kind}: {f.reason}" for f in self.failures)
-        return "".join(list(lines)[:5])
+        clients: dict[str, list[str]] = {}
+        for failure in self.failures:
+            clients.setdefault(f"{failure.kind}: {failure.reason}", []).append(failure.client)
+        lines = [
+            f"\n  client{'s' * (len(who) > 1)} {', '.join(who[:4] + ['...'] * (len(who) > 4))}: {reason}"
+            for reason, who in clients.items()
+        ]
+        return "".join(lines[:5])
 
 
 def ask(
@@ -154,6 +160,10 @@ def misfits(name: str, requires: Sequence[str], clients: Mapping[str, ClientInfo
         attribute, words = EQUAL[requirement]
         holders: dict[Any, list[str]] = {}
         for client, info in clients.items():
+            if not getattr(info, attribute):
+                return (
+                    f"{name} needs {words}, which client {client} ({info.model}) cannot have: its head is no nn.Module"
+                )
             holders.setdefault(getattr(info, attribute), []).append(f"{client} ({info.model})")
         if len(holders) > 1:
             groups = "; ".join(

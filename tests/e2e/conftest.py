@@ -52,7 +52,7 @@ def plain_flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
 
 def _daemons(port: str, home: Path) -> list[int]:
     """Return the SuperLinks that serve this port out of this home."""
-    listing = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["ps", "-wweo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     rows = (line.strip().split(maxsplit=1) for line in listing.splitlines() if line.strip())
     return [
         int(pid)

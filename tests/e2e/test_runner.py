@@ -103,7 +103,7 @@ def test_plugins_failing_clients_and_equal_bits_with_1_2_and_4_workers_and_in_th
 def test_a_run_that_fails_raises_with_the_cause_and_leaves_no_superlink(project: Path) -> None:
     with runner.superlink() as link, pytest.raises(runner.RunFailedError, match="lower min-nodes"):
         runner.run_on(link, config(run_name="short", min_nodes=3, node_timeout=3.0), clients=2)
-    listing = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["ps", "-wweo", "args="], capture_output=True, text=True, check=True).stdout
     assert str(link.home) not in listing
 
 
