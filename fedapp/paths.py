@@ -42,7 +42,7 @@ def resolve(path: str) -> str:
 
 
 def directory_of_user() -> str:
-    """Return the directory of the one ``flwr run`` that this user has running, else the home directory."""
+    """Return the directory of the one ``flwr run`` of this user and ``FLWR_HOME``, else the home directory."""
     found = {folder for pid in _processes() if (folder := _directory_if_flwr_run(pid))}
     if len(found) == 1:
         return found.pop()
@@ -68,10 +68,20 @@ def _directory_if_flwr_run(process: Path) -> str:
         names = [Path(word).name for word in words[:3]]
         if "flwr" not in names or words[names.index("flwr") + 1 :][:1] != ["run"]:
             return ""
+        if _flower_home((process / "environ").read_bytes().split(b"\0")) != _own_flower_home():
+            return ""  # it waits for another SuperLink
         folder = (process / "cwd").readlink()
         return str(folder) if folder.is_dir() else ""
     except (OSError, AttributeError, IndexError):  # gone by now, or another user's
         return ""
+
+
+def _flower_home(environment: list[bytes]) -> bytes:
+    return next((entry for entry in environment if entry.startswith(b"FLWR_HOME=")), b"FLWR_HOME=")
+
+
+def _own_flower_home() -> bytes:
+    return f"FLWR_HOME={os.environ.get('FLWR_HOME', '')}".encode()
 
 
 def existing_folder(path: str, setting: str) -> str:

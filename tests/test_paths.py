@@ -19,16 +19,19 @@ def processes(tmp_path, monkeypatch):
     """Make entries as /proc has them: a command line and a link to a working directory."""
     entries = []
 
-    def add(words, folder="", cwd=True):
+    def add(words, folder="", cwd=True, flower_home=""):
         entry = tmp_path / "proc" / str(100 + len(entries))
         entry.mkdir(parents=True)
         (entry / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+        home = f"FLWR_HOME={flower_home}\0" if flower_home else ""
+        (entry / "environ").write_bytes(f"PATH=/bin\0{home}".encode())
         if cwd:
             (tmp_path / folder).mkdir(exist_ok=True)
             (entry / "cwd").symlink_to(tmp_path / folder)
         entries.append(entry)
         return entry
 
+    monkeypatch.delenv("FLWR_HOME", raising=False)
     monkeypatch.setattr(paths, "_processes", lambda: entries)
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     return add
@@ -148,3 +151,13 @@ def test_a_folder_that_is_not_there_is_named_as_given_and_as_found(tmp_path):
     with pytest.raises(SettingError, match="data-root = 'dta' is not a folder") as caught:
         paths.existing_folder("dta", "data-root")
     assert str(tmp_path / "dta") in str(caught.value)
+
+
+def test_a_command_that_waits_for_another_superlink_is_passed_over(processes, tmp_path, monkeypatch):
+    processes(["flwr", "run", "."], "mine", flower_home="/flower/mine")
+    processes(["flwr", "run", "."], "other", flower_home="/flower/other")
+    processes(["flwr", "run", "."], "default")
+    monkeypatch.setenv("FLWR_HOME", "/flower/mine")
+    assert paths.directory_of_user() == str(tmp_path / "mine")
+    monkeypatch.delenv("FLWR_HOME")
+    assert paths.directory_of_user() == str(tmp_path / "default")

@@ -64,7 +64,13 @@ def start(project: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "FEDAPP_TEST": str(project)}
     command = [sys.executable, "-m", "fedapp.cli", "run", "--clients", "4", *words]
     return subprocess.Popen(
-        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job begins deaf to Ctrl-C
     )
 
 
