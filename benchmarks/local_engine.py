@@ -71,7 +71,7 @@ def idle_client() -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(pack_info(ClientInfo(name(context), "none", num_classes=2)), reply_to=message)
+        return Message(pack_info(ClientInfo(name(context), "none", num_classes=2, num_examples=1)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -72,8 +72,9 @@ def compare(
     config: SettingsFile = None,
     name: Annotated[str, typer.Option(help="Name of the folder; an unfinished comparison is continued.")] = "",
 ) -> None:
-    """Run several methods on the same seeds, data and partition, and put them side by side.
+    """Run several methods on the same seeds, data and partition: `fedapp compare fedsaf local --seeds 0,1,2`.
 
+    A method may carry settings of its own: `fedapp compare "fedsaf alignment=rcsa" "fedsaf alignment=mse"`.
     The table, paired differences to the first method and a figure land in OUT/NAME/, the runs below it.
     """
     from fedapp.experiments import commands

@@ -31,6 +31,8 @@ from fedapp.wire import pack_info, pack_uplink, unpack_instruction
 MODEL, STATE = "model/", "state/"
 _CACHE_SIZE = 16
 _skeletons: dict[Hashable, Any] = {}
+_resident: dict[Hashable, tuple[str, int]] = {}
+"""The memory file, and its time, whose weights a skeleton holds untouched since they were saved from it."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> 
         trained = time.perf_counter()
         memory.refuse_overtaken(known, instruction.round)
         memory.save(instruction.round, _kept(update))
+        if _skeletons.get(setup.model_key) is update.model and not update.local.state:
+            _resident[setup.model_key] = _stamp(memory.path(before=instruction.round + 1))
     seconds = {
         "load-seconds": load_seconds + loaded - started,
         "train-seconds": trained - loaded,
@@ -220,10 +224,17 @@ def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[Client
     method = lookup(METHODS, instruction.method, "method")
     params = parse(method.strategy.params_type, split_pairs(instruction.params), what=f"{method.name} parameter")
     memory = ClientMemory(setup.memory or Path.home() / ".fedapp", instruction.run, setup.client)
-    kept = memory.load(before=before)
+    resident = _resident.pop(setup.model_key, None)  # whatever comes may change the weights
+    if resident is not None and resident == _stamp(memory.path(before=before)):
+        kept: dict[str, Tensor] | None = None
+        model = _skeletons[setup.model_key]
+        model.zero_grad(set_to_none=True)
+    else:
+        kept = memory.load(before=before)
+        model = _model(setup, instruction.seed, kept)
     local = Local(
         client=setup.client,
-        model=_model(setup, instruction.seed, kept),
+        model=model,
         num_classes=setup.num_classes,
         training=setup.training,
         round=instruction.round,
@@ -233,6 +244,10 @@ def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[Client
         state=part_of(kept or {}, STATE),
     )
     return method.update(params, local), memory
+
+
+def _stamp(path: Path | None) -> tuple[str, int]:
+    return (str(path), path.stat().st_mtime_ns) if path else ("", 0)
 
 
 def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:

@@ -421,3 +421,21 @@ def test_samples_of_the_tests_do_not_depend_on_the_process():
     first = samples(3).x
     torch.manual_seed(2)
     assert torch.equal(samples(3).x, first)
+
+
+def test_a_model_just_saved_is_not_read_again_but_anybody_elses_is(here, monkeypatch):
+    loads = []
+    load = ClientMemory.load
+    monkeypatch.setattr(ClientMemory, "load", lambda self, *, before: loads.append(before) or load(self, before=before))
+    first, second = (setup(client, **here, model_key="resident") for client in ("0", "1"))
+    node.train(instruction(1), first)
+    loads.clear()
+    fresh = node.evaluate(instruction(1), first)
+    assert loads == []
+    again = node.evaluate(instruction(1), first)
+    assert len(loads) == 1
+    assert fresh.metrics["loss"] == again.metrics["loss"]
+    node.train(instruction(1), second)
+    loads.clear()
+    assert node.evaluate(instruction(1), first).metrics["loss"] == fresh.metrics["loss"]
+    assert len(loads) == 1

@@ -186,11 +186,7 @@ def effective_dimension(rows: Float[np.ndarray, "n d"], energy: float = 0.90) ->
         >>> effective_dimension(square), effective_dimension(square[:2])
         (2, 1)
     """
-    if not 0 < energy <= 1:
-        raise ValueError(f"energy must be in (0, 1], got {energy}")
-    cumulated = np.cumsum(_variance_shares(rows))
-    # The slack lets 9 of 10 equal shares reach 0.9 although their sum rounds to slightly less.
-    return min(int(np.searchsorted(cumulated, energy - 1e-12)) + 1, len(cumulated))
+    return dimensions(rows, energy).effective
 
 
 def participation_ratio(rows: Float[np.ndarray, "n d"]) -> float:
@@ -209,8 +205,7 @@ def participation_ratio(rows: Float[np.ndarray, "n d"]) -> float:
         >>> round(participation_ratio(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])), 4)
         2.0
     """
-    shares = _variance_shares(rows)
-    return float(1 / np.square(shares).sum()) if len(shares) else 0.0
+    return dimensions(rows).participation
 
 
 def entropy_rank(rows: Float[np.ndarray, "n d"]) -> float:
@@ -229,9 +224,41 @@ def entropy_rank(rows: Float[np.ndarray, "n d"]) -> float:
         >>> round(entropy_rank(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])), 4)
         2.0
     """
+    return dimensions(rows).entropy
+
+
+class Dimensions(NamedTuple):
+    """How many directions rows fill, counted in three ways."""
+
+    effective: int
+    participation: float
+    entropy: float
+
+
+def dimensions(rows: Float[np.ndarray, "n d"], energy: float = 0.90) -> Dimensions:
+    """Return :func:`effective_dimension`, :func:`participation_ratio` and :func:`entropy_rank` of one decomposition.
+
+    Args:
+        rows: (n, d), see :func:`effective_dimension`.
+        energy: Share of the variance in (0, 1].
+
+    Raises:
+        ValueError: If ``rows`` is not 2-D or ``energy`` is out of range.
+
+    Example:
+        >>> dimensions(np.array([[1.0, 0.0], [-1.0, 0.0]]))
+        Dimensions(effective=1, participation=1.0, entropy=1.0)
+    """
+    if not 0 < energy <= 1:
+        raise ValueError(f"energy must be in (0, 1], got {energy}")
     shares = _variance_shares(rows)
-    positive = shares[shares > 0]
-    return float(np.exp(-(positive * np.log(positive)).sum())) if len(positive) else 0.0
+    if not len(shares):
+        return Dimensions(0, 0.0, 0.0)
+    cumulated, positive = np.cumsum(shares), shares[shares > 0]
+    # The slack lets 9 of 10 equal shares reach 0.9 although their sum rounds to slightly less.
+    effective = min(int(np.searchsorted(cumulated, energy - 1e-12)) + 1, len(cumulated))
+    entropy = float(np.exp(-(positive * np.log(positive)).sum()))
+    return Dimensions(effective, float(1 / np.square(shares).sum()), entropy)
 
 
 def _variance_shares(rows: NDArray[np.floating]) -> NDArray[np.float64]:

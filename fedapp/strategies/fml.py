@@ -35,7 +35,6 @@ class FMLParams:
     weighting: str = setting(
         "uniform", "weight of a client's shared model: the same for all, or its samples", choices=("uniform", "samples")
     )
-    bn: str = setting("aggregate", "BatchNorm entries of the shared model: always averaged", choices=("aggregate",))
 
     def __post_init__(self) -> None:
         check(self)

@@ -18,7 +18,7 @@ from fedapp.client_update import EVALUATION_BATCH, ClientUpdate, LabelledSamples
 from fedapp.config import check, lookup, setting
 from fedapp.functional import prototypes as prototype
 from fedapp.functional.geometry import cross_client_cka, shape_and_rigid
-from fedapp.functional.metrics import effective_dimension, entropy_rank, participation_ratio
+from fedapp.functional.metrics import dimensions
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink
 from fedapp.strategies.base import PayloadStrategy
 
@@ -209,10 +209,11 @@ class PrototypeCollector(PayloadStrategy):
         """Report how the clients' prototypes lie to each other, and hand out the prototypes themselves."""
         means, counts = self.stacked(uplinks)
         client, held = np.nonzero(counts)
+        filled = dimensions(means[client, held])
         numbers = {
-            "effective_dimension": effective_dimension(means[client, held]) if len(held) else 0,
-            "participation_ratio": participation_ratio(means[client, held]) if len(held) else 0.0,
-            "entropy_rank": entropy_rank(means[client, held]) if len(held) else 0.0,
+            "effective_dimension": filled.effective,
+            "participation_ratio": filled.participation,
+            "entropy_rank": filled.entropy,
             "cka": cross_client_cka(means, counts),
         }
         order = list(self.clients)
