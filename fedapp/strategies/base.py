@@ -371,16 +371,13 @@ class PayloadStrategy(Strategy):
         for client in chosen:
             downlink = make(self.clients[client])
             if config:
-                downlink = replace(downlink, settings={**downlink.settings, **_scalars(config)})
+                added: dict[str, Any] = dict(config.items())
+                downlink = replace(downlink, settings={**downlink.settings, **added})
             self._exchange.send(self.clients[client], self.roster.nodes[client], replace(about, downlink=downlink))
         return list(self._exchange.sent.values())
 
     def _state_record(self) -> ArrayRecord:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in self.state().items()})
-
-
-def _scalars(config: ConfigRecord) -> dict[str, Any]:
-    return dict(config.items())
 
 
 def _metric_record(replies: list[Reply]) -> MetricRecord:
