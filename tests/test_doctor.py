@@ -396,6 +396,7 @@ def test_following_the_advice_starts_no_more_than_fit_and_as_many_as_it_can(cpus
         assert fit >= cpus
         return
     declared = int(re.search(r"client-resources-num-cpus=(\d+)", finding.cure).group(1))
+    assert int(re.search(r"--set workers=(\d+)", finding.cure).group(1)) == fit
     assert cpus // declared <= fit
     assert cpus // (declared - 1) > fit
 

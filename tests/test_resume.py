@@ -185,6 +185,13 @@ def test_a_run_in_which_nobody_trains_fails_and_fails_again_when_resumed(rounds:
 
 
 @pytest.mark.usefixtures("doomed")
+def test_a_failed_run_has_a_report_that_names_the_failures(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError):
+        run(config(tmp_path, "doomed", "run", **{"report": True}))
+    assert "boom" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("doomed")
 def test_max_failures_ends_a_run_and_can_be_lifted_when_it_is_resumed(tmp_path: Path) -> None:
     settings = config(tmp_path, "doomed", "run", **{"max-failures": 3, "fraction-train": 1.0})
     with pytest.raises(RunFailedError, match=r"4 client failures by round 1, max-failures is 3; the last: client 3"):

@@ -106,7 +106,7 @@ def advice(machine: Machine, peak: Peak, clients: int) -> Finding | None:
         >>> found.problem
         '16 clients would train at once, but only 5 fit: 90 % of 22.4 GiB free memory / 3.7 GiB a client'
         >>> found.cure
-        'flwr run . --federation-config "num-supernodes=20 client-resources-num-cpus=3"'
+        'fedapp run --set workers=5, or flwr run . --federation-config "num-supernodes=20 client-resources-num-cpus=3"'
         >>> advice(Machine(16, 24 * GB), Peak(4 * GB), clients=5) is None
         True
     """
@@ -119,11 +119,14 @@ def advice(machine: Machine, peak: Peak, clients: int) -> Finding | None:
         text = f"not even one client fits: {least.reason}"
         return Finding(text, "use smaller models or batches, or another machine")
     a_client = f"client-resources-num-cpus={machine.cpus // (least.count + 1) + 1}"  # the least that starts no more
+    ours = f"--set workers={least.count}"
     if least.resource == "gpu":
         on_each = max(1, min(_room(gpu, peak.gpu_memory) for gpu in machine.gpus))
         a_client = f"client-resources-num-cpus=1 client-resources-num-gpus={gpu_share(on_each)}"
+        ours = f"--set client-gpus={gpu_share(on_each)}"
     text = f"{wanted} clients would train at once, but only {least.count} fit: {least.reason}"
-    return Finding(text, f'flwr run . --federation-config "num-supernodes={clients} {a_client}"')
+    plain = f'flwr run . --federation-config "num-supernodes={clients} {a_client}"'
+    return Finding(text, f"fedapp run {ours}, or {plain}")
 
 
 def look(case: Case) -> str:

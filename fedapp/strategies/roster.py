@@ -187,7 +187,8 @@ def failure_of(client: str, phase: str, reply: Message) -> Failure:
     if "ActorDiedError" in reason or "RayActorError" in reason or "WorkerCrashedError" in reason:
         raise WorkerLostError(
             f"a worker process of the simulation died while client {client} was at work (phase {phase}); it may have "
-            "run out of memory: use fewer workers at once (client-resources-num-cpus), or smaller models or batches"
+            "run out of memory: use fewer workers at once (fedapp run --set workers=1; client-resources-num-cpus with "
+            "flwr run), or smaller models or batches"
         )
     kind, text = split_reason(reason)
     return Failure(client, phase, {5: "NodeUnavailable", 3: "NodeUnavailable"}.get(reply.error.code, kind), text)

@@ -84,6 +84,14 @@ def test_a_new_seed_adds_runs_and_keeps_those_there_are(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("s/*/summary.json"))) == 4
 
 
+def test_other_seeds_of_earlier_calls_stay_in_the_tables(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        execution.execute(grid.build(plan(seeds=[seed]), "s"), tmp_path / "s", silent)
+    cells = execution.read_state(tmp_path / "s")["cells"]
+    assert sorted((cell["seed"], cell["status"]) for cell in cells) == [(0, "done")] * 2 + [(1, "done")] * 2
+    assert len({cell["name"] for cell in cells}) == 4
+
+
 def test_a_broken_cell_is_recorded_and_the_rest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "night.yaml").write_text(yaml.safe_dump(plan()))
     break_on(monkeypatch, "fedproto")
