@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapp import runner
 from fedapp.config import RunConfig, SettingError, closest, join_pairs, parse
+from fedapp.runfolder import described_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +89,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.described = runner.described_run(folder)
+        self.described = described_run(folder)
 
     def __repr__(self) -> str:
         """Name the method, the run and how far it got."""

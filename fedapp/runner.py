@@ -22,12 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedapp.config import HARMLESS, RunConfig, SettingError, flatten, lookup, parse
 from fedapp.display import Display
 from fedapp.environment import RunFailedError
 from fedapp.paths import resolve, set_base
+from fedapp.runfolder import described_run
 from fedapp.superlink import CONNECTION, POLL_SECONDS, SuperLink, end, program, spawn, superlink
 
 __all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on", "run_seeds", "summary", "superlink"]
@@ -157,22 +156,6 @@ def resume(
     return run(config, known, engine, progress)
 
 
-def described_run(folder: Path) -> dict[str, Any]:
-    """Return what config.yaml says of a run.
-
-    Raises:
-        SettingError: If the folder holds no run.
-    """
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise SettingError(f"{folder} holds no run (no config.yaml); give the folder that a run printed as its results")
-    try:
-        loaded: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return {**loaded, "settings": dict(loaded["settings"]), "clients": dict(loaded["clients"])}
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise SettingError(f"{path} is damaged: {error}; without it the run cannot be read") from error
-
-
 def absolute(config: RunConfig) -> RunConfig:
     """Return ``config`` with paths absolute from the current directory, and a definite run name."""
     set_base(str(Path.cwd()))
@@ -183,9 +166,7 @@ def absolute(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=data, out=resolve(config.out), run_name=name)
 
 
-def run_on(
-    link: SuperLink, config: RunConfig, clients: int, progress: Progress | None = None, workers: int = 0
-) -> Path:
+def run_on(link: SuperLink, config: RunConfig, clients: int, progress: Progress | None = None) -> Path:
     """Run one experiment on a SuperLink and return its results folder.
 
     Args:
@@ -193,7 +174,6 @@ def run_on(
         config: Every setting.
         clients: Number of simulated clients.
         progress: Called with every line of rounds.jsonl as it is written.
-        workers: Clients that train at once; 0 = as the setting ``workers`` says.
 
     Raises:
         RunFailedError: If Flower does not report the run as completed; the message is the cause.
@@ -202,14 +182,14 @@ def run_on(
 
     config = absolute(config)
     server_app.check(config)
-    folder = Path(config.out) / config.run_name
+    folder = _folder(config)
     if folder.exists() and not config.resume:
         raise SettingError(f"{folder} exists already and is not overwritten; choose another run-name, or move it away")
     app = _write_app(link.home / "app", config)
     log = link.home / "run.log"
     federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-    if workers or config.workers:
-        federation += f" init-args-num-cpus={workers or config.workers}"
+    if config.workers:
+        federation += f" init-args-num-cpus={config.workers}"
     if config.client_gpus:
         federation += f" client-resources-num-gpus={config.client_gpus}"
     command = [program("flwr"), "run", str(app), CONNECTION, "--stream", "--federation-config", federation]

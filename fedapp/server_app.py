@@ -18,13 +18,13 @@ from fedapp import environment
 environment.require()
 
 import torch  # noqa: E402
-import yaml  # noqa: E402
 
 from fedapp import datasets, models, paths, plugins, tiers, tracking  # noqa: E402
 from fedapp.checkpoints import Checkpointer, ModelKeeper, alone_in, newest  # noqa: E402
 from fedapp.config import HARMLESS, RunConfig, SettingError, flatten, lookup, parse, split_pairs  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
+from fedapp.runfolder import described_run  # noqa: E402
 from fedapp.seeds import derive, seeded  # noqa: E402
 from fedapp.stopping import Leash, Stopper  # noqa: E402
 from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
@@ -67,9 +67,8 @@ def run(
     config = replace(config, out=paths.resolve(config.out), resume=paths.resolve(config.resume))
     completed, state = newest(Path(config.resume)) if config.resume else (0, {})
     recorder = Recorder(config, completed, progress)
-    simulated = bool(
-        SIMULATION_GRIDS & {kind.__name__ for kind in type(grid).__mro__}
-    )  # on devices, the server's folders mean nothing
+    # on devices, the server's folders mean nothing
+    simulated = any(kind.__name__ in SIMULATION_GRIDS for kind in type(grid).__mro__)
     strategy = method.strategy(
         params,
         config.server,
@@ -97,9 +96,9 @@ def _same_settings(config: RunConfig) -> None:
     """Check that a run is continued with its own settings.
 
     Raises:
-        SettingError: Naming the settings that differ, unless they leave the numbers alone.
+        SettingError: If there is no run, or naming the settings that differ, unless they leave the numbers alone.
     """
-    known = yaml.safe_load((Path(paths.resolve(config.resume)) / "config.yaml").read_text(encoding="utf-8"))["settings"]
+    known = described_run(Path(paths.resolve(config.resume)))["settings"]
     given = flatten(config)
     differ = [key for key, value in known.items() if key not in HARMLESS and given.get(key, value) != value]
     if differ:

@@ -238,6 +238,11 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
         runner.resume(tmp_path, engine="local")
 
 
+def test_resuming_by_setting_where_no_run_is_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="holds no run"):
+        run(config(tmp_path, "local", "run", resume=str(tmp_path / "nowhere")))
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="holds no run"):
         runner.resume(tmp_path, engine="local")

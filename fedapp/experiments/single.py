@@ -12,6 +12,7 @@ import typer
 from fedapp import runner
 from fedapp.config import RunConfig, parse
 from fedapp.display import Display
+from fedapp.runfolder import described_run
 
 MIB = 2**20
 
@@ -32,9 +33,7 @@ def run(values: Mapping[str, Any], seeds: Sequence[int] | None, clients: int, en
 def resume(folder: str, engine: str, clients: int, rounds: int | None, values: Mapping[str, Any]) -> None:
     """Continue a run that was cut, and say what came out."""
     path = Path(folder)
-    config = parse(
-        RunConfig, {**runner.described_run(path)["settings"], "out": str(path.parent), "run-name": path.name}
-    )
+    config = parse(RunConfig, {**described_run(path)["settings"], "out": str(path.parent), "run-name": path.name})
     with _display(replace(config, num_server_rounds=max(rounds or 0, config.num_server_rounds))) as show:
         path = runner.resume(path, engine, clients, rounds, values, show)
     _tell(path)

@@ -118,16 +118,6 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
     return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
 
 
-def shade(share: float) -> str:
-    """Return the colour of a share in [0, 1], darker for more, also in grey.
-
-    Example:
-        >>> shade(0.0), shade(1.0)
-        ('#e3eef9', '#083370')
-    """
-    return SHADES[shade_level(share)]
-
-
 def shade_level(share: float) -> int:
     """Return the step of the ramp for a share in [0, 1].
 

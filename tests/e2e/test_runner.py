@@ -88,7 +88,7 @@ def test_plugins_failing_clients_and_equal_bits_with_1_2_and_4_workers_and_in_th
     with runner.superlink() as link:
         home = link.home
         folders = [
-            runner.run_on(link, config(run_name=f"ray-{workers}"), clients=4, workers=workers) for workers in (1, 2, 4)
+            runner.run_on(link, config(run_name=f"ray-{workers}", workers=workers), clients=4) for workers in (1, 2, 4)
         ]
     assert not home.exists()
     for folder in folders:
