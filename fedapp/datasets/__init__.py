@@ -166,13 +166,13 @@ def _partition(
 def _node(pool: Pool, share: Share) -> NodeData:
     held = np.concatenate([share.train, share.validation, share.test])
     domains = [] if pool.domains is None else np.unique(pool.domains[held]).tolist()
-    height, width, channels = pool.images.shape[1:]
+    train = _samples(pool, share.train)
     return NodeData(
-        train=_samples(pool, share.train),
+        train=train,
         test=_samples(pool, share.test),
         validation=_samples(pool, share.validation) if len(share.validation) else None,
         num_classes=len(pool.class_names),
-        input_shape=(channels, height, width),
+        input_shape=tuple(train.x.shape[1:]),
         class_names=pool.class_names,
         domain=pool.domain_names[domains[0]] if len(domains) == 1 else None,
         label_counts=np.bincount(pool.labels[share.train], minlength=len(pool.class_names)).astype(np.int64),
@@ -180,9 +180,11 @@ def _node(pool: Pool, share: Share) -> NodeData:
 
 
 def _samples(pool: Pool, indices: Ints) -> Samples:
-    """Return samples as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
+    """Return samples as tensors; images as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
     import torch
 
-    pixels = torch.from_numpy(np.asarray(pool.images[indices])).permute(0, 3, 1, 2)  # (N, C, H, W)
-    x = pixels.to(torch.float32, memory_format=torch.contiguous_format)
-    return Samples(x=x.div_(255).sub_(0.5).div_(0.5), y=torch.from_numpy(np.asarray(pool.labels[indices])))
+    x = torch.from_numpy(np.asarray(pool.inputs[indices]))
+    if x.dtype == torch.uint8:
+        pixels = x.permute(0, 3, 1, 2)  # (N, C, H, W)
+        x = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)
+    return Samples(x=x, y=torch.from_numpy(np.asarray(pool.labels[indices])))

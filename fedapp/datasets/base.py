@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 
@@ -24,22 +25,29 @@ class Pool:
     """All samples of a data set, before they are shared out; a source's training part comes before its test part.
 
     Attributes:
-        images: Pixels, uint8 (N, H, W, C); may be a read-only memory map.
+        inputs: Pixels, uint8 (N, H, W, C); tokens, int64 (N, L); or numbers, float32 (N, ...), NaN where one is
+            missing. May be a read-only memory map.
         labels: Classes, int64 (N,) in [0, len(class_names)).
         class_names: The name of every class.
         domains: Which domain each sample is from, int64 (N,), or None if the set has no domains.
         domain_names: The name of every domain; empty if there are none.
+        clients: Whose each sample is by nature, int64 (N,), or None if nothing says so.
+        client_names: The name of every such client; empty if there are none.
         is_test: Whether a sample is in the source's own test part, bool (N,), or None if there is no such part.
         native_split_only: Whether training and test sources must stay apart, so that test_split=auto means native.
+        scaled: Which columns of ``inputs`` (N, F) are scaled by what the training part holds, bool (F,), or None.
     """
 
-    images: Bytes
+    inputs: Bytes | Ints | Floats
     labels: Ints
     class_names: tuple[str, ...]
     domains: Ints | None = None
     domain_names: tuple[str, ...] = ()
+    clients: Ints | None = None
+    client_names: tuple[str, ...] = ()
     is_test: Bools | None = None
     native_split_only: bool = False
+    scaled: Bools | None = None
 
     def __len__(self) -> int:
         """Return N, the number of samples."""
@@ -51,7 +59,7 @@ class Samples:
     """Samples as tensors.
 
     Attributes:
-        x: Images, float32 (N, C, H, W) in [-1, 1].
+        x: Images, float32 (N, C, H, W) in [-1, 1]; tokens, int64 (N, L); or numbers, float32 (N, ...).
         y: Labels, int64 (N,).
     """
 
@@ -72,7 +80,7 @@ class NodeData:
         test: What it is tested on; empty for a node that holds a single sample.
         validation: The part of the training part set aside, or None.
         num_classes: C, the classes of the whole data set, not only those held here.
-        input_shape: (channels, H, W) of one image.
+        input_shape: Shape of one sample: (channels, H, W) of an image, (L,) of a text, (F,) of a row.
         class_names: The name of every class.
         domain: The name of the domain if all samples of the node share one, else None.
         label_counts: Training samples of every class, int64 (C,).
@@ -82,7 +90,7 @@ class NodeData:
     test: Samples
     validation: Samples | None
     num_classes: int
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     domain: str | None
     label_counts: Ints
@@ -100,16 +108,19 @@ class Source:
 
     Attributes:
         name: The name users give as ``dataset``.
-        load: Makes the pool; may depend on ``dataset`` and ``data_root`` of the settings only, since pools are shared.
+        load: Makes the pool; may depend on ``dataset``, ``data_root`` and ``own`` of the settings only, since pools are
+            shared.
         summary: One line for listings.
-        classes: Number of classes C.
-        shape: (channels, H, W) of one image.
+        classes: Number of classes C; 0 where only the data tell.
+        shape: Shape of one sample, as :attr:`NodeData.input_shape`; () where only the data tell.
         has_domains: Whether the pool has domains.
+        own: Whether the data are the user's own: a device reads them from its ``data-path`` and holds all of them.
     """
 
     name: str
     load: Callable[[DataSettings], Pool]
     summary: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     has_domains: bool = False
+    own: bool = False

@@ -86,7 +86,7 @@ def load(settings: DataSettings) -> Pool:
     """
     made = arrays()
     return Pool(
-        images=made["images"],
+        inputs=made["images"],
         labels=made["labels"],
         class_names=tuple(map(str, range(CLASSES))),
         domains=made["domains"],

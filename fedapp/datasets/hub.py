@@ -64,7 +64,7 @@ def load(repository: Repository, settings: DataSettings) -> Pool:
         key = f"{repository.name}-v{VERSION}-hub"
         arrays = cached_arrays(key, lambda: _decode(repository, _download(repository, settings.data_root)))
     return Pool(
-        images=arrays["images"],
+        inputs=arrays["images"],
         labels=arrays["labels"],
         class_names=tuple(map(str, arrays["class_names"])),
         is_test=arrays["is_test"],

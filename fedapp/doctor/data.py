@@ -19,7 +19,7 @@ def look(case: Case) -> str:
         f"under data-root {settings.data_root} or in the cache" if settings.data_root else "made or fetched just now"
     )
     place = "in the cache" if cached and not settings.data_root else where
-    shape, nbytes = "x".join(map(str, source.shape)), size(case.pool.images.nbytes)
+    shape, nbytes = "x".join(map(str, source.shape)), size(case.pool.inputs.nbytes)
     return f"{settings.dataset}: {len(case.pool)} samples of {shape} in {source.classes} classes, {nbytes}, {place}"
 
 

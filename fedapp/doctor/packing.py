@@ -133,7 +133,7 @@ def look(case: Case) -> str:
     """Measure one training step of the biggest model and pack the machine with it."""
     biggest = case.biggest.info.model
     measured = measure(case, biggest)
-    data = 0 if case.pool is None else min(4 * case.pool.images.size, NODE_CACHE_BYTES)
+    data = 0 if case.pool is None else min(4 * case.pool.inputs.size, NODE_CACHE_BYTES)
     peak = Peak(measured["memory"] + data, measured["gpu_memory"])
     machine = Machine(cpus(), available_memory(), tuple(measured["gpus"]))
     if finding := advice(machine, peak, case.clients):

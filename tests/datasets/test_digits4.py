@@ -31,8 +31,8 @@ def mnist() -> tuple[np.ndarray, np.ndarray]:
 
 def test_pool_has_ten_classes_in_four_domains_of_like_size() -> None:
     pool = load_pool(DataSettings())
-    assert pool.images.shape == (8797, 32, 32, 3)
-    assert pool.images.dtype == np.uint8
+    assert pool.inputs.shape == (8797, 32, 32, 3)
+    assert pool.inputs.dtype == np.uint8
     assert pool.labels.dtype == np.int64
     assert pool.native_split_only
     assert pool.domain_names == ("optical", "mnist", "mnistm", "rendered")

@@ -52,7 +52,7 @@ def test_local_copy_in_the_hubs_schema_is_read_without_the_network(tmp_path: Pat
     write_split(folder / layout.format("train"), images[:3], [3, 0, 9], column)
     write_split(folder / layout.format("test"), images[3:], [1, 1], column)
     pool = load_pool(DataSettings(dataset="cifar10", data_root=str(tmp_path)))
-    np.testing.assert_array_equal(pool.images, images)
+    np.testing.assert_array_equal(pool.inputs, images)
     assert pool.labels.tolist() == [3, 0, 9, 1, 1]
     assert pool.is_test is not None
     assert pool.is_test.tolist() == [False, False, False, True, True]
@@ -67,7 +67,7 @@ def test_grey_images_keep_one_channel(tmp_path: Path) -> None:
     for split, part in (("train", images[:2]), ("test", images[2:])):
         write_split(tmp_path / "ylecun" / "mnist" / f"{split}.parquet", part, [0, 1], "image")
     pool = load_pool(DataSettings(dataset="mnist", data_root=str(tmp_path)))
-    np.testing.assert_array_equal(pool.images, images[..., None])
+    np.testing.assert_array_equal(pool.inputs, images[..., None])
 
 
 def test_changed_copy_is_decoded_again(tmp_path: Path, registry: Any) -> None:
@@ -76,7 +76,7 @@ def test_changed_copy_is_decoded_again(tmp_path: Path, registry: Any) -> None:
         for split in ("train", "test"):
             write_split(tmp_path / "uoft-cs" / "cifar10" / f"{split}.parquet", images, [2] * len(images))
         pool = load_pool(DataSettings(dataset="cifar10", data_root=str(tmp_path) + "/" * attempt))
-        np.testing.assert_array_equal(pool.images[: len(images)], images)
+        np.testing.assert_array_equal(pool.inputs[: len(images)], images)
 
 
 def test_copy_without_its_test_split_is_an_error(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_offline_without_a_copy_names_both_places_and_the_way_out(
 def test_copy_of_mnist_is_partitioned_by_the_papers_rule(local_copies: Path) -> None:
     settings = DataSettings(dataset="mnist", data_root=str(local_copies))
     pool = load_pool(settings)
-    assert pool.images.shape == (30_000, 28, 28, 1)
+    assert pool.inputs.shape == (30_000, 28, 28, 1)
     assert pool.is_test is not None
     assert pool.is_test.sum() == 10_000
     nodes = [load_node(settings, index, 20) for index in range(20)]

@@ -19,7 +19,7 @@ HEAVY = "torch datasets sklearn matplotlib mlxtend PIL pyarrow pandas"
 def small_pool(size: int = 100, **changes: Any) -> Pool:
     rng = np.random.default_rng(0)
     pool = Pool(
-        images=rng.integers(256, size=(size, 8, 8, 3), dtype=np.uint8),
+        inputs=rng.integers(256, size=(size, 8, 8, 3), dtype=np.uint8),
         labels=np.arange(size) % 10,
         class_names=tuple("abcdefghij"),
     )
@@ -73,11 +73,11 @@ def test_same_source_registers_twice_and_another_does_not(registry: dict[str, So
 def test_tensors_are_those_of_torchvisions_transform_bit_for_bit(registry: Any) -> None:
     from torchvision.transforms import Compose, Normalize, ToTensor
 
-    pool = small_pool(images=np.arange(100 * 8 * 8 * 3, dtype=np.uint32).astype(np.uint8).reshape(100, 8, 8, 3))
+    pool = small_pool(inputs=np.arange(100 * 8 * 8 * 3, dtype=np.uint32).astype(np.uint8).reshape(100, 8, 8, 3))
     node = nodes_of(pool, 1, partition="iid")[0]
     share = load_shares(DataSettings(dataset="small", partition="iid"), 1)[0]
     transform = Compose([ToTensor(), Normalize([0.5] * 3, [0.5] * 3)])
-    want = torch.stack([transform(image) for image in pool.images[share.train]])
+    want = torch.stack([transform(image) for image in pool.inputs[share.train]])
     assert torch.equal(node.train.x, want)
     assert node.train.x.dtype == torch.float32
     assert node.train.x.is_contiguous()
@@ -110,7 +110,7 @@ def test_split_continues_the_stream_of_the_partition(registry: Any) -> None:
 def test_papers_869_pairs_come_out_of_the_loader(registry: Any) -> None:
     labels = np.concatenate([np.repeat(np.arange(100), 500), np.repeat(np.arange(100), 100)])
     names = tuple(map(str, range(100)))
-    pool = Pool(images=np.zeros((60_000, 1, 1, 1), dtype=np.uint8), labels=labels, class_names=names)
+    pool = Pool(inputs=np.zeros((60_000, 1, 1, 1), dtype=np.uint8), labels=labels, class_names=names)
     nodes = nodes_of(pool, 20, min_partition_size=400)
     assert sum(int((node.label_counts > 0).sum()) for node in nodes) == 869
 
