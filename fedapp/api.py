@@ -206,17 +206,22 @@ class Client:
         return parse(RunConfig, self.run.described["settings"])
 
     def _test_samples(self) -> Any:
+        return self._data().test
+
+    def _data(self) -> Any:
         from fedapp import datasets, plugins
 
         plugins.load(self._config.plugins)
-        return datasets.load_node(self._config.data, int(self.id), int(self.run.described["num-clients"])).test
+        return datasets.load_node(self._config.data, int(self.id), int(self.run.described["num-clients"]))
 
     @cached_property
     def _update(self) -> ClientUpdate:
         """The client's half of the method, as it stood in the last evaluation: model, head, prototypes."""
         from fedapp import restore
 
-        return restore.client_update(self.run.folder, self._config, self._infos, self.id, self.weights)
+        return restore.client_update(
+            self.run.folder, self._config, self._infos, self.id, self.weights, lambda: self._data().train
+        )
 
     @cached_property
     def _infos(self) -> dict[str, ClientInfo]:

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from fedapp import datasets, models, node, plugins  # noqa: E402
 from fedapp.config import RunConfig, SettingError, parse  # noqa: E402
 from fedapp.paths import existing_folder  # noqa: E402
+from fedapp.strategies import models_of  # noqa: E402
 
 
 @lru_cache(maxsize=32)
@@ -36,7 +37,8 @@ def load(context: Context) -> node.Setup:
     data = datasets.load_node(
         replace(config.data, data_root=existing_folder(config.data.data_root, "data-root")), index, count
     )
-    name = str(context.node_config.get("model") or models.assign(config.models, config.model_assignment, index, count))
+    group = models_of(config.method, config.models)
+    name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))
 
     def build(architecture: str = name) -> nn.Module:
         return models.build(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,7 @@ class Local:
         num_rounds: Rounds of the run, for schedules.
         seed: Seed of the run.
         build: Builds a further model by name (methods with an auxiliary model).
+        samples: Returns its training samples, for methods that measure on them before training or evaluation.
         state: What the method keeps between rounds beside the model; saved with it.
     """
 
@@ -78,6 +79,7 @@ class Local:
     num_rounds: int = 1
     seed: int = 0
     build: Callable[[str], Any] | None = None
+    samples: Callable[[], LabelledSamples] | None = None
     state: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -102,13 +104,22 @@ class Local:
 
 
 class ClientUpdate:
-    """One client's share of a round; the base is plain local training with cross-entropy."""
+    """One client's share of a round; the base is plain local training with cross-entropy.
+
+    Attributes:
+        own_shapes: True if the model that the client keeps has the shapes of the one that was built for it; False if
+            :meth:`receive` puts another in its place, which is then kept, and not loaded into the one built.
+        epoch: The current pass over the samples, from 0.
+        epochs: Passes of this round.
+    """
+
+    own_shapes: ClassVar[bool] = True
 
     def __init__(self, params: Any, local: Local) -> None:
         self.params = params
         self.local = local
         self.model = local.model.to(local.device)
-        self.epoch = 0
+        self.epoch, self.epochs = 0, local.training.local_epochs
         self.metrics: dict[str, float] = {}
 
     # ---- what a method changes -------------------------------------------------------------------
@@ -149,17 +160,19 @@ class ClientUpdate:
             logits = model.head(z)
         return (z.float(), logits.float()) if enabled else (z, logits)
 
-    def train(self, downlink: Downlink, samples: LabelledSamples) -> Uplink:
+    def train(self, downlink: Downlink, samples: LabelledSamples, ready: Callable[[], None] = lambda: None) -> Uplink:
         """Train for one round and return the uplink.
 
         Args:
             downlink: What the server sent.
             samples: The client's training samples.
+            ready: Called once the model that is going to be trained stands; may refuse.
 
         Raises:
             DivergedError: If a loss, or a weight or buffer at the end of the round, is not finite.
         """
         self.receive(downlink)
+        ready()
         for module in self.modules():
             module.train()
         self.begin()
@@ -174,7 +187,8 @@ class ClientUpdate:
         optimizer = make_optimizer(parameters, settings, round_rate(settings, local.round, local.num_rounds))
         generator = torch.Generator().manual_seed(derive(local.seed, local.round, local.client, "batches"))
         total, steps = torch.zeros((), device=local.device), 0
-        for self.epoch in range(settings.local_epochs):
+        self.epochs = epochs = epochs_for(len(samples.y), settings)
+        for self.epoch in range(epochs):
             for rows in batches(len(samples.y), settings, generator):
                 x, y = samples.x[rows].to(local.device), samples.y[rows].to(local.device)
                 optimizer.zero_grad(set_to_none=True)
@@ -242,6 +256,18 @@ def batches(num_samples: int, settings: TrainingSettings, generator: torch.Gener
         elif not settings.drop_last:
             parts.append(last)
     return parts
+
+
+def epochs_for(num_samples: int, settings: TrainingSettings) -> int:
+    """Return how many passes a round takes: ``local_epochs``, or what ``min_local_steps`` needs if that is more.
+
+    Example:
+        >>> settings = TrainingSettings(batch_size=10, local_epochs=2, min_local_steps=7)
+        >>> epochs_for(20, settings), epochs_for(100, settings)
+        (4, 2)
+    """
+    steps = len(batches(num_samples, replace(settings, shuffle=False), torch.Generator()))
+    return max(settings.local_epochs, math.ceil(settings.min_local_steps / steps)) if steps else settings.local_epochs
 
 
 @contextlib.contextmanager

@@ -286,6 +286,9 @@ class TrainingSettings:
     clip_norm: float = setting(0.0, "clip the gradient's norm to this; 0 = off", low=0)
     batch_size: int = setting(100, "samples in a batch", low=1)
     local_epochs: int = setting(5, "passes over the local training data in a round", low=1)
+    min_local_steps: int = setting(
+        0, "least optimiser steps of a client in a round; a client with few samples passes over them more often", low=0
+    )
     shuffle: bool = setting(True, "draw new batches every epoch; false = the same batches always (as HtFLlib)")
     drop_last: bool = setting(False, "leave out the last incomplete batch, never the only one")
     precision: str = setting("fp32", "bf16 = autocast of the forward pass", choices=("fp32", "bf16"))
@@ -327,7 +330,11 @@ class RunConfig:
     method_params: str = setting("", 'the method\'s own settings, as "alignment=gcsa proto-weight=10"')
     num_server_rounds: int = setting(10, "communication rounds; 0 only evaluates the initial models", low=0)
     seed: int = setting(0, "seed of weights, batches and sampling", low=0, high=2**63 - 1)
-    models: str = setting("small4", "a model group, or names separated by commas; `fedapp models` lists them")
+    models: str = setting(
+        "auto",
+        "a model group, or names separated by commas (`fedapp models` lists them); auto = what suits the method: "
+        "small4, or one small network where the method needs equal models",
+    )
     model_assignment: str = setting(
         "cyclic", "who gets which: cyclic, or list = client i the i-th name", choices=("cyclic", "list")
     )

@@ -6,6 +6,7 @@ Flower ClientApp from :func:`client_app`; every method of fedapp then runs on it
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from fedapp import paths, tiers
 from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
-from fedapp.config import TrainingSettings, lookup, parse, split_pairs
+from fedapp.config import SettingError, TrainingSettings, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory, digest
 from fedapp.payload import ClientInfo, Instruction, Uplink, layout
 from fedapp.seeds import derive, seeded
@@ -55,6 +56,8 @@ class Setup:
         shared_init: True if clients of one architecture start from the same weights.
         memory: Folder for what this node keeps between rounds; ``~/.fedapp`` if None.
         tier: The simulated device; by default the machine itself.
+        keep_ratio: Share of a model's channels that this node can hold (methods with submodels), in (0, 1]; 0 leaves
+            that to the server.
     """
 
     client: str
@@ -71,6 +74,7 @@ class Setup:
     shared_init: bool = False
     memory: Path | None = None
     tier: tiers.Tier = field(default_factory=tiers.Tier)
+    keep_ratio: float = 0.0
 
 
 def client_app(load: Callable[[Context], Setup]) -> ClientApp:
@@ -86,7 +90,11 @@ def client_app(load: Callable[[Context], Setup]) -> ClientApp:
         if simulated(context):
             paths.set_base(instruction.base)
         setup = load(context)
-        setup = replace(setup, tier=tiers.of_node(context.run_config, context.node_config) or setup.tier)
+        setup = replace(
+            setup,
+            tier=tiers.of_node(context.run_config, context.node_config) or setup.tier,
+            keep_ratio=keep_ratio_of(context.node_config, setup.keep_ratio),
+        )
         return instruction, _placed(setup, instruction, context)
 
     @app.query()
@@ -130,6 +138,29 @@ def client_id(context: Context) -> str:
     )
 
 
+def keep_ratio_of(node_config: Mapping[str, Any], otherwise: float) -> float:
+    """Return the node's "keep-ratio", or ``otherwise`` if its node-config does not name one.
+
+    Raises:
+        SettingError: If it is not a number in (0, 1].
+
+    Example:
+        >>> keep_ratio_of({"keep-ratio": "0.4"}, 0.0)
+        0.4
+        >>> keep_ratio_of({"keep-ratio": 1.5}, 0.0)
+        Traceback (most recent call last):
+        fedapp.config.SettingError: keep-ratio must be in (0, 1], got 1.5; set it in this node's node-config
+    """
+    given = node_config.get("keep-ratio", otherwise)
+    try:
+        ratio = float(given)
+    except (TypeError, ValueError):
+        ratio = math.nan
+    if not 0 <= ratio <= 1 or (ratio == 0 and "keep-ratio" in node_config):
+        raise SettingError(f"keep-ratio must be in (0, 1], got {given}; set it in this node's node-config")
+    return ratio
+
+
 def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> Uplink:
     """Train one round, keep the result in the client's memory, and return the uplink."""
     started, processor = time.perf_counter(), time.process_time()
@@ -137,9 +168,11 @@ def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> 
     with _random_streams(instruction, setup, "train"):
         update, memory = _update(instruction, setup, before=instruction.round)
         known = memory.rounds()
-        setup.tier.fit(update, setup.train, setup.model_name, setup.model_key)
+        key = setup.model_key if update.own_shapes else None
         loaded = time.perf_counter()
-        uplink = update.train(instruction.downlink, setup.train)
+        uplink = update.train(
+            instruction.downlink, setup.train, lambda: setup.tier.fit(update, setup.train, setup.model_name, key)
+        )
         trained = time.perf_counter()
         memory.refuse_overtaken(known, instruction.round)
         memory.save(instruction.round, _kept(update))
@@ -173,9 +206,11 @@ def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
 def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
     """Say who this client is: sizes, layouts of its model and head, and its model's digest where asked for."""
     with _random_streams(instruction, setup, "introduce"):
-        update, _ = _update(instruction, setup, before=instruction.round + 1)
+        update, memory = _update(instruction, setup, before=instruction.round + 1)
         model = update.model
         model.eval()
+        asked = bool(instruction.downlink.settings.get("digest"))
+        kept = memory.load(before=instruction.round + 1) if asked and not update.own_shapes else None
         example = setup.train.x[:1].to(update.local.device)
         with torch.no_grad():
             features = model.features(example)
@@ -191,9 +226,10 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         num_test=len(setup.test.y),
         domain=setup.domain,
         tier=setup.tier.name,
+        keep_ratio=setup.keep_ratio,
         model_layout=layout(arrays_of(model)),
         head_layout=layout(arrays_of(model.head)) if isinstance(model.head, nn.Module) else "",
-        digest=digest(model.state_dict()) if instruction.downlink.settings.get("digest") else "",
+        digest=digest(part_of(kept or {}, MODEL) or model.state_dict()) if asked else "",
     )
 
 
@@ -231,7 +267,7 @@ def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[Client
         model.zero_grad(set_to_none=True)
     else:
         kept = memory.load(before=before)
-        model = _model(setup, instruction.seed, kept)
+        model = _model(setup, instruction.seed, kept if method.update.own_shapes or kept is None else {})
     local = Local(
         client=setup.client,
         model=model,
@@ -241,6 +277,7 @@ def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[Client
         num_rounds=instruction.num_rounds,
         seed=instruction.seed,
         build=setup.companion,
+        samples=lambda: setup.train,
         state=part_of(kept or {}, STATE),
     )
     return method.update(params, local), memory
@@ -251,7 +288,10 @@ def _stamp(path: Path | None) -> tuple[str, int]:
 
 
 def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
-    """Return the client's model with the weights kept, or with the client's own first weights."""
+    """Return the client's model with the weights kept, or with the client's own first weights.
+
+    Nothing kept that could be loaded (an empty mapping) means that whatever weights stand in the model do.
+    """
     model = _skeletons.get(setup.model_key) if kept is not None and setup.model_key is not None else None
     if model is None:
         # the round's own stream must not depend on whether a model was built
@@ -261,7 +301,7 @@ def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
             while len(_skeletons) >= _CACHE_SIZE and setup.model_key not in _skeletons:
                 _skeletons.pop(next(iter(_skeletons)))
             _skeletons[setup.model_key] = model
-    if kept is not None:
+    if kept:
         model.load_state_dict(part_of(kept, MODEL))
         model.zero_grad(set_to_none=True)
     return model

@@ -83,6 +83,7 @@ class ClientInfo:
         num_test: Test samples.
         domain: Name of its domain, "" if there is none.
         tier: Name of its simulated device tier, "" if there is none.
+        keep_ratio: Share of a model's channels that it can hold, in (0, 1]; 0 if it leaves that to the server.
         model_layout: Layout of its whole model, as :func:`layout` writes it.
         head_layout: Layout of its head.
         label_counts: Training samples of every class (C,), in a simulation only: a device keeps them to itself.
@@ -100,6 +101,7 @@ class ClientInfo:
     num_test: int = 0
     domain: str = ""
     tier: str = ""
+    keep_ratio: float = 0.0
     model_layout: str = ""
     head_layout: str = ""
     label_counts: tuple[int, ...] = ()

@@ -6,7 +6,6 @@ import csv
 import importlib.metadata
 import io
 import json
-import math
 import platform
 import time
 from collections import defaultdict
@@ -24,6 +23,7 @@ from fedapp.memory import safe_name, write_atomically
 from fedapp.payload import ClientInfo
 from fedapp.strategies.base import PayloadStrategy
 from fedapp.strategies.records import HEADLINE, Reply, RoundRecord, weighted_metrics
+from fedapp.summaries import BY_PROTOTYPE, by_prototype, chosen_by_validation, number_of, over_evaluations, over_rounds
 
 COLUMNS = (
     "round", "client", "domain", "model", "trained", "train_examples", "train_loss", "test_examples", "accuracy",
@@ -31,7 +31,6 @@ COLUMNS = (
     "evaluate_payload_down", "evaluate_payload_up", "evaluate_header_down", "evaluate_header_up", "load_seconds",
     "train_seconds", "save_seconds", "evaluate_seconds", "failure",
 )  # fmt: skip
-BY_PROTOTYPE = "prototype-accuracy"
 PACKAGES = ("fedapp", "flwr", "torch", "torchvision", "numpy", "ray", "datasets", "scikit-learn")
 
 
@@ -172,6 +171,7 @@ class Recorder:
             "train": _plain(weighted_metrics(record.trained)),
             "evaluate": _plain(weighted_metrics(record.evaluated)),
             **self._spread(record.evaluated),
+            **({"evaluations": _finite(record.evaluations)} if record.evaluations else {}),
             "bytes": dict(traffic),
             "seconds": record.seconds,
             "client_seconds": _totals(record),
@@ -201,12 +201,12 @@ class Recorder:
         tested = [index for index, count in enumerate(counts) if count]
         worst = min(tested, key=lambda index: (shares[index], index), default=None)
         return {
-            "accuracy": _number(metrics.pooled_accuracy(correct, counts)),
-            "client_mean": _number(metrics.client_mean(correct, counts)),
-            "client_std": _number(metrics.client_std(correct, counts)),
-            "client_worst": _number(metrics.client_worst(correct, counts)),
+            "accuracy": number_of(metrics.pooled_accuracy(correct, counts)),
+            "client_mean": number_of(metrics.client_mean(correct, counts)),
+            "client_std": number_of(metrics.client_std(correct, counts)),
+            "client_worst": number_of(metrics.client_worst(correct, counts)),
             "worst_client": None if worst is None else replies[worst].client,
-            "domains": {str(name): _number(value) for name, value in by_domain.items()},
+            "domains": {str(name): number_of(value) for name, value in by_domain.items()},
         }
 
     def _rows(self, record: RoundRecord) -> list[list[Any]]:
@@ -263,11 +263,12 @@ class Recorder:
             "rounds": self.rounds[-1]["round"] if self.rounds else 0,
             "num_clients": len(self.clients),
             "accuracy": {
-                **_best_last_tail([line["accuracy"] for line in evaluated]),
-                **_chosen_by_validation(evaluated),
+                **over_rounds([line["accuracy"] for line in evaluated]),
+                **chosen_by_validation(evaluated),
             },
-            **_by_prototype(evaluated),
-            "client_mean_accuracy": _best_last_tail([line["client_mean"] for line in evaluated]),
+            **by_prototype(evaluated),
+            **over_evaluations(evaluated),
+            "client_mean_accuracy": over_rounds([line["client_mean"] for line in evaluated]),
             "clients": {
                 "mean": last["client_mean"],
                 "std": last["client_std"],
@@ -275,7 +276,7 @@ class Recorder:
                 "worst_client": last["worst_client"],
             },
             "domains": {
-                name: _best_last_tail([line["domains"].get(name) for line in evaluated])
+                name: over_rounds([line["domains"].get(name) for line in evaluated])
                 for name in sorted({name for line in evaluated for name in line["domains"]})
             },
             "bytes": dict(traffic),
@@ -324,6 +325,7 @@ def _described(info: ClientInfo) -> dict[str, Any]:
         "num-classes": info.num_classes,
         "input-shape": list(info.input_shape),
         **({"tier": info.tier} if info.tier else {}),
+        **({"keep-ratio": info.keep_ratio} if info.keep_ratio else {}),
         **({"label-counts": list(info.label_counts)} if info.label_counts else {}),
     }
 
@@ -348,37 +350,12 @@ def _totals(record: RoundRecord) -> dict[str, float]:
     return dict(totals)
 
 
-def _number(value: float | None) -> float | None:
-    """Return a value that strict JSON can hold: what was not measured is null."""
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
 def _finite(value: Any) -> Any:
     """Return nested numbers as strict JSON can hold them."""
     if isinstance(value, Mapping):
         return {name: _finite(item) for name, item in value.items()}
-    return _number(value) if isinstance(value, float) else value
+    return number_of(value) if isinstance(value, float) else value
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in values.items() if not name.endswith("-seconds")}
-
-
-def _chosen_by_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the test accuracy of the round with the best validation accuracy, if there was a validation part."""
-    measured = [line for line in lines if line["evaluate"].get(f"validation-{HEADLINE}") is not None]
-    if not measured:
-        return {}
-    return {"by_validation": max(measured, key=lambda line: line["evaluate"][f"validation-{HEADLINE}"])["accuracy"]}
-
-
-def _by_prototype(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the accuracy of the nearest prototype beside that of the head, if both were evaluated."""
-    values = [line["evaluate"].get(BY_PROTOTYPE) for line in lines]
-    return {"prototype_accuracy": _best_last_tail(values)} if any(value is not None for value in values) else {}
-
-
-def _best_last_tail(values: Sequence[float | None]) -> dict[str, float | None]:
-    numbers = [math.nan if value is None else value for value in values] or [math.nan]
-    best, last, tail = metrics.best_last_tail(numbers)
-    return {"best": _number(best), "last": _number(last), "last_ten": _number(tail)}
+    return {name: number_of(value) for name, value in values.items() if not name.endswith("-seconds")}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedapp import models, node, plugins
 from fedapp.checkpoints import SERVER, newest
-from fedapp.client_update import ClientUpdate, Local, arrays_of
+from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
 from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory
 from fedapp.payload import ClientInfo, Downlink, layout
@@ -30,13 +30,19 @@ def client_infos(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Client
             feature_dim=about["feature-dim"],
             input_shape=tuple(about["input-shape"]),
             domain=about["domain"],
+            keep_ratio=about.get("keep-ratio", 0.0),
         )
         for client, about in described.items()
     }
 
 
 def client_update(
-    folder: Path, config: RunConfig, infos: Mapping[str, ClientInfo], client: str, weights: str
+    folder: Path,
+    config: RunConfig,
+    infos: Mapping[str, ClientInfo],
+    client: str,
+    weights: str,
+    samples: Callable[[], LabelledSamples] | None = None,
 ) -> ClientUpdate:
     """Return a client's half of the method as it stood in the last evaluation.
 
@@ -46,6 +52,7 @@ def client_update(
         infos: The run's clients.
         client: The client's id.
         weights: "last", or "best" for the models that ``save-client-models`` kept.
+        samples: Returns the client's training samples, for methods that measure on them before evaluation.
 
     Raises:
         SettingError: If the run kept no such weights.
@@ -55,15 +62,16 @@ def client_update(
     build = builder(config)
     model = build(info, "")
     kept = _kept(folder, client, weights)
+    method = lookup(METHODS, config.method, "method")
     if kept is None:  # the client never trained: the run evaluated it on its first weights
         with seeded(derive(config.seed, "init", info.model if config.shared_init else client)):
             model = build(info, "")
         kept = {}
-    else:
+    elif method.update.own_shapes:
         model.load_state_dict(node.part_of(kept, node.MODEL))
-    method = lookup(METHODS, config.method, "method")
     params = parse(method.strategy.params_type, split_pairs(config.method_params))
-    local = Local(client, model, info.num_classes, config.training, state=node.part_of(kept, node.STATE))
+    state = node.part_of(kept, node.STATE)
+    local = Local(client, model, info.num_classes, config.training, samples=samples, state=state)
     update = method.update(params, local)
     update.receive(_sent(config, infos, client, params, build, _server_state(folder, weights)))
     return update

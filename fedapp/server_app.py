@@ -27,7 +27,7 @@ from fedapp.recorder import Recorder  # noqa: E402
 from fedapp.runfolder import described_run  # noqa: E402
 from fedapp.seeds import derive, seeded  # noqa: E402
 from fedapp.stopping import Leash, Stopper  # noqa: E402
-from fedapp.strategies import METHODS, Method, PayloadStrategy  # noqa: E402
+from fedapp.strategies import METHODS, Method, PayloadStrategy, models_of  # noqa: E402
 from fedapp.strategies.records import Observer  # noqa: E402
 from fedapp.strategies.roster import NodesMissingError, WorkerLostError  # noqa: E402
 
@@ -78,6 +78,7 @@ def run(
         memory=str(recorder.folder.parent) if simulated else "",
         build=_builder(config),
         observers=[recorder, *_watchers(recorder)],
+        held=_held(config) if simulated else None,
     )
     if completed:
         strategy.continue_after(completed, state)
@@ -90,6 +91,12 @@ def run(
             raise
     _conclude(recorder, strategy)
     return recorder
+
+
+def _held(config: RunConfig) -> Callable[[ClientInfo], Any]:
+    """Return what tells the samples of a simulated client, as its own ClientApp loads them."""
+    data = replace(config.data, data_root=paths.existing_folder(config.data.data_root, "data-root"))
+    return lambda info: datasets.load_node(data, int(info.client), info.num_clients)
 
 
 def _same_settings(config: RunConfig) -> None:
@@ -129,7 +136,7 @@ def check(config: RunConfig) -> tuple[Method, Any]:
             plugin or tracker that cannot be imported.
     """
     plugins.load(config.plugins)
-    models.resolve(config.models)
+    models.resolve(models_of(config.method, config.models))
     lookup(datasets.DATASETS, config.data.dataset, "data set")
     paths.existing_folder(config.data.data_root, "data-root")
     tiers.read(config.device_tiers)

@@ -13,6 +13,7 @@ from fedapp.config import SettingError
 from fedapp.doctor.base import Case, Finding, ModelFacts, UnwellError
 from fedapp.payload import ClientInfo, layout
 from fedapp.seeds import seeded
+from fedapp.strategies import models_of
 from fedapp.strategies.roster import misfits
 
 TRAINED, EVALUATED = 2, 1  # samples in a batch: the least that BatchNorm trains on, and the least there is
@@ -25,7 +26,8 @@ class MisfitError(ValueError):
 def look(case: Case) -> str:
     """Build every model of the setting, run it forwards and backwards, and compare those that clients get."""
     findings = []
-    for name in dict.fromkeys(models.resolve(case.config.models)):
+    group = models_of(case.config.method, case.config.models)
+    for name in dict.fromkeys(models.resolve(group)):
         try:
             case.models[name] = facts(name, case)
         except Exception as error:  # whatever a model raises, the user has to hear it
@@ -33,8 +35,8 @@ def look(case: Case) -> str:
             findings.append(Finding(f"{name}: {why}", f"mend the model, or leave {name} out of models"))
     if findings:
         raise UnwellError(*findings)
-    settings = case.config.models, case.config.model_assignment
-    case.assigned = [case.models[models.assign(*settings, index, case.clients)] for index in range(case.clients)]
+    names = [models.assign(group, case.config.model_assignment, index, case.clients) for index in range(case.clients)]
+    case.assigned = [case.models[name] for name in names]
     infos = {str(index): fact.info for index, fact in enumerate(case.assigned)}
     if case.method and (text := misfits(case.method.name, case.method.strategy.requires, infos)):
         raise SettingError(text)

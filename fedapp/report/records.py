@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedapp.config import SettingError
-from fedapp.functional.metrics import best_last_tail
+from fedapp.summaries import over_evaluations, over_rounds
 
 Line = Mapping[str, Any]
 
@@ -145,18 +144,19 @@ def summarise(config: Line, rounds: Sequence[Line], failures: Sequence[Line]) ->
         "seed": settings.get("seed"),
         "rounds": rounds[-1]["round"] if rounds else 0,
         "num_clients": len(config.get("clients") or {}),
-        "accuracy": _over_rounds([line["accuracy"] for line in evaluated]),
-        "client_mean_accuracy": _over_rounds([line["client_mean"] for line in evaluated]),
+        "accuracy": over_rounds([line["accuracy"] for line in evaluated]),
+        "client_mean_accuracy": over_rounds([line["client_mean"] for line in evaluated]),
         "clients": {
             "mean": last.get("client_mean"),
             "std": last.get("client_std"),
             "worst": last.get("client_worst"),
             "worst_client": last.get("worst_client"),
         },
-        "domains": {name: _over_rounds([line["domains"].get(name) for line in evaluated]) for name in domains},
+        "domains": {name: over_rounds([line["domains"].get(name) for line in evaluated]) for name in domains},
         "bytes": totals(rounds, "bytes"),
         "seconds": totals(rounds, "seconds"),
         "failures": list(failures),
+        **over_evaluations(evaluated),
         "model_sha256": {},
     }
 
@@ -190,12 +190,6 @@ def failures_in(table: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
                 {"round": int(row["round"]), "client": row["client"], "phase": None, "kind": kind, "reason": reason}
             )
     return found
-
-
-def _over_rounds(values: Sequence[float | None]) -> dict[str, float | None]:
-    best, last, tail = best_last_tail([math.nan if value is None else value for value in values])
-    named = {"best": best, "last": last, "last_ten": tail}
-    return {name: value if math.isfinite(value) else None for name, value in named.items()}
 
 
 def _rounds(path: Path, damage: list[str]) -> list[Line]:

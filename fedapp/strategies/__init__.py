@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedapp.config import SettingError
+from fedapp.config import SettingError, lookup
 from fedapp.strategies import fedavg, fedgh, fedproto, fedsaf, fml, lg_fedavg, local
 from fedapp.strategies.base import Method, PayloadStrategy
 from fedapp.strategies.fedavg import FedAvg, FedAvgParams
@@ -26,6 +26,19 @@ METHODS: dict[str, Method] = {
     )
 }
 """Every method by its name in settings."""
+
+
+def models_of(method: str, models: str) -> str:
+    """Return what the setting ``models`` stands for: with "auto", the models that suit the method.
+
+    Raises:
+        SettingError: If the method is unknown.
+
+    Example:
+        >>> models_of("fedavg", "auto"), models_of("fedavg", "mlp")
+        ('small-resnet', 'mlp')
+    """
+    return lookup(METHODS, method, "method").models if models == "auto" else models
 
 
 def register(method: Method) -> None:
@@ -54,6 +67,7 @@ __all__ = [
     "Local",
     "Method",
     "PayloadStrategy",
+    "models_of",
     "register",
     "register_alignment",
 ]

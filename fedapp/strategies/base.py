@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -20,42 +20,23 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedapp.client_update import ClientUpdate
 from fedapp.config import ServerSettings, SettingError, flatten, join_pairs
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction, Uplink
 from fedapp.seeds import derive
 from fedapp.strategies.exchange import EVALUATE, TRAIN, Exchange, check_accuracy
-from fedapp.strategies.records import HEADLINE, Failure, Observer, Reply, RoundRecord, weighted_metrics
+from fedapp.strategies.method import Method, NoParams
+from fedapp.strategies.records import (
+    HEADLINE,
+    Failure,
+    Observer,
+    Reply,
+    RoundRecord,
+    metric_record,
+    weighted_metrics,
+)
 from fedapp.strategies.roster import Roster, misfits
 
-
-@dataclass(frozen=True)
-class NoParams:
-    """Parameters of a method that has none."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row of the table of methods.
-
-    Attributes:
-        strategy: The server's half.
-        update: The client's half.
-        paper: Where the method comes from.
-        summary: The idea in one line.
-        travels: What crosses the network, in words.
-    """
-
-    strategy: type[PayloadStrategy]
-    update: type[ClientUpdate]
-    paper: str
-    summary: str
-    travels: str
-
-    @property
-    def name(self) -> str:
-        """The method's name in settings."""
-        return self.strategy.name
+__all__ = ["Method", "NoParams", "PayloadStrategy", "require_model"]
 
 
 class PayloadStrategy(Strategy):
@@ -71,6 +52,8 @@ class PayloadStrategy(Strategy):
         build: Builds a model on the server from a client's description and an architecture's name ("" = the
             client's own); needed by methods with a server model unless ``initial_arrays`` are given to `start`.
         observers: Called at the start, after every round and at the end.
+        held: Returns what a simulated client holds (``train``, ``test``), for methods that evaluate models of their
+            own on the server; None on devices, whose data the server never sees.
     """
 
     name: ClassVar[str] = ""
@@ -88,6 +71,7 @@ class PayloadStrategy(Strategy):
         memory: str = "",
         build: Callable[[ClientInfo, str], Any] | None = None,
         observers: Sequence[Observer] = (),
+        held: Callable[[ClientInfo], Any] | None = None,
     ) -> None:
         self.params = self.params_type() if params is None else params
         self.settings = settings or ServerSettings()
@@ -97,6 +81,7 @@ class PayloadStrategy(Strategy):
         self.memory = memory
         self.build = build
         self.observers = list(observers)
+        self.held = held
         self.roster = Roster()
         self.num_rounds = 0
         self.completed = 0
@@ -130,6 +115,18 @@ class PayloadStrategy(Strategy):
     def analyse(self, uplinks: Sequence[Uplink]) -> tuple[dict[str, Any], Arrays]:
         """Return numbers and arrays worth reporting of checked uplinks, before they are joined."""
         return {}, {}
+
+    def describe(self) -> dict[str, Any]:
+        """Return numbers worth reporting of the server's state, after uplinks were joined into it."""
+        return {}
+
+    def evaluations(self, uplinks: Sequence[Uplink]) -> dict[str, dict[str, float]]:
+        """Return accuracies by domain of models that are nobody's own, by their names.
+
+        Args:
+            uplinks: The clients' evaluations of this round.
+        """
+        return {}
 
     def state(self) -> Arrays:
         """Return the server's state as named arrays."""
@@ -211,7 +208,7 @@ class PayloadStrategy(Strategy):
             )
             clock = self._lap("train", clock)
             if self._join(number, replies):
-                result.train_metrics_clientapp[number] = _metric_record(self.record.trained)
+                result.train_metrics_clientapp[number] = metric_record(self.record.trained)
             clock = self._lap("aggregate", clock + self.record.seconds.get("analyse", 0.0))
         if messages := self.configure_evaluate(number, arrays, configs[1], grid):
             metrics = self.aggregate_evaluate(number, list(grid.send_and_receive(messages, timeout=timeout)))
@@ -266,7 +263,7 @@ class PayloadStrategy(Strategy):
         """Check the replies and join the usable ones; too few change nothing."""
         if not self._join(server_round, replies):
             return None, None
-        return self._state_record(), _metric_record(self.record.trained)
+        return self._state_record(), metric_record(self.record.trained)
 
     def _join(self, server_round: int, replies: Iterable[Message]) -> bool:
         uplinks = self._exchange.collect(
@@ -281,6 +278,8 @@ class PayloadStrategy(Strategy):
                 self.record.artifacts = dict(artifacts)
                 self._lap("analyse", clock)
             self.aggregate(uplinks)
+            if self.observers:
+                self.record.analysis = {**self.record.analysis, **self.describe()}
         else:
             text = "round %s: %s usable replies, min-replies is %s: nothing changes"
             log(WARNING, text, server_round, len(uplinks), self.settings.min_replies)
@@ -290,7 +289,8 @@ class PayloadStrategy(Strategy):
         """Check the replies and average their metrics, weighted by samples."""
         uplinks = self._exchange.collect(replies, lambda client: {}, check_accuracy)
         self.record.evaluated = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
-        return _metric_record(self.record.evaluated) if uplinks else None
+        self.record.evaluations = self.evaluations(uplinks)
+        return metric_record(self.record.evaluated) if uplinks else None
 
     def summary(self) -> None:
         """Log what runs."""
@@ -378,11 +378,6 @@ class PayloadStrategy(Strategy):
 
     def _state_record(self) -> ArrayRecord:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in self.state().items()})
-
-
-def _metric_record(replies: list[Reply]) -> MetricRecord:
-    metrics: dict[str, Any] = {"num-examples": sum(reply.num_examples for reply in replies)}
-    return MetricRecord({**metrics, **weighted_metrics(replies)})
 
 
 def require_model(strategy: PayloadStrategy, name: str) -> Any:

@@ -137,4 +137,5 @@ METHOD = Method(
     paper="McMahan et al., FedAvg, AISTATS 2017",
     summary="average the whole model",
     travels="the model",
+    models="small-resnet",
 )

@@ -69,7 +69,7 @@ class PrototypeRecorder(ClientUpdate):
     def observe(self, z: Tensor, y: Tensor) -> None:
         """Add the features of one training batch to the local prototypes, if this epoch counts."""
         source = self.params.proto_source
-        last = self.epoch == self.local.training.local_epochs - 1
+        last = self.epoch == self.epochs - 1
         if source == "all-epochs" or (source == "last-epoch" and last):
             self._add(z, y)
 

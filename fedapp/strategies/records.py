@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
+from flwr.app import MetricRecord
 
 if TYPE_CHECKING:
     from fedapp.strategies.base import PayloadStrategy
@@ -69,6 +70,7 @@ class RoundRecord:
         seconds: Wall-clock seconds by phase: train, aggregate, evaluate.
         analysis: Numbers that the method reports of the uplinks, if anybody watches.
         artifacts: Arrays behind them, by name.
+        evaluations: Accuracies by domain of models that are nobody's own (a consensus model), by their names.
         aggregated: False if the round had fewer usable replies than ``min-replies`` and changed nothing.
     """
 
@@ -80,6 +82,7 @@ class RoundRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     analysis: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     aggregated: bool = False
 
 
@@ -94,6 +97,12 @@ class Observer(Protocol):
 
     def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
         """Run once, after the last round, with the SHA-256 of every client's model."""
+
+
+def metric_record(replies: list[Reply]) -> MetricRecord:
+    """Return the weighted metrics of replies, and the samples behind them, as Flower's own loop wants them."""
+    metrics: dict[str, Any] = {"num-examples": sum(reply.num_examples for reply in replies)}
+    return MetricRecord({**metrics, **weighted_metrics(replies)})
 
 
 def weighted_metrics(replies: list[Reply]) -> dict[str, float]:
