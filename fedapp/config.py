@@ -1,245 +1,76 @@
-"""Settings as frozen, validated dataclasses: one engine for run settings and for method parameters.
-
-A setting is a dataclass field made with :func:`setting`; its key is the field's name in kebab case (or an
-explicit, possibly dotted key). :func:`parse` turns flat text or scalars into the dataclass and reports an
-unknown key or a bad value with the value, the rule and the way out.
-"""
+"""Every setting of a run, by group; the engine that declares, checks and parses them is ``settings``."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
-import math
-import shlex
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_type_hints
 
-Scalar = bool | int | float | str
-T = TypeVar("T")
+from fedapp.settings import (
+    Scalar,
+    SettingError,
+    check,
+    closest,
+    defaults,
+    flatten,
+    join_pairs,
+    key_of,
+    keys,
+    lookup,
+    parse,
+    setting,
+    split_pairs,
+)
 
+__all__ = [
+    "HARMLESS",
+    "PARTITIONS",
+    "DataSettings",
+    "OwnDataSettings",
+    "RunConfig",
+    "Scalar",
+    "ServerSettings",
+    "SettingError",
+    "TrainingSettings",
+    "check",
+    "closest",
+    "defaults",
+    "flatten",
+    "join_pairs",
+    "key_of",
+    "keys",
+    "lookup",
+    "parse",
+    "setting",
+    "split_pairs",
+]
 
-class SettingError(ValueError):
-    """A setting, name or option that the user has to change; the message says to what."""
-
-
-def closest(name: str, names: Iterable[str]) -> str:
-    """Return a hint that lists the valid names and the one nearest to ``name``.
-
-    Example:
-        >>> closest("fedsfa", ["fedsaf", "fedavg"])
-        'valid names: fedavg, fedsaf; did you mean fedsaf?'
-    """
-    valid = sorted(names)
-    lowered = {candidate.lower(): candidate for candidate in valid}
-    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
-    listing = "valid names: " + ", ".join(valid)
-    return f"{listing}; did you mean {lowered[near[0]]}?" if near else listing
-
-
-def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
-    """Return ``table[name]``.
-
-    Args:
-        table: A registry.
-        name: The entry wanted.
-        kind: What the registry holds, for the message ("method", "model", ...).
-
-    Raises:
-        SettingError: If ``name`` is not in ``table``; lists the valid names and the closest one.
-
-    Example:
-        >>> lookup({"fedavg": 1}, "fedavg", "method")
-        1
-    """
-    if name not in table:
-        raise SettingError(f"unknown {kind} {name!r}; {closest(name, table)}")
-    return table[name]
-
-
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    key: str = "",
-    choices: tuple[str, ...] = (),
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-) -> Any:
-    """Declare one validated setting of a frozen dataclass.
-
-    Args:
-        default: The default; its type (bool, int, float or str) is the setting's type.
-        doc: One sentence for the documentation and for error messages, units included.
-        key: The key in flat text; the field's name in kebab case if empty.
-        choices: The valid strings, if the setting is a choice.
-        low: The smallest valid number.
-        high: The largest valid number.
-        above: A number that the value must exceed.
-    """
-    metadata = {"doc": doc, "key": key, "choices": choices, "low": low, "high": high, "above": above}
-    return dataclasses.field(default=default, metadata=metadata)
+PARTITIONS = (
+    *("auto", "iid", "dirichlet", "domains", "clients"),
+    *("flwr-iid", "flwr-dirichlet", "flwr-inner-dirichlet", "flwr-pathological", "flwr-shard"),
+    *("flwr-natural-id", "flwr-grouped-id", "flwr-linear", "flwr-square", "flwr-exponential"),
+)
 
 
-def key_of(field: dataclasses.Field[Any]) -> str:
-    """Return the flat key of a field: its explicit key, or its name in kebab case."""
-    return str(field.metadata.get("key") or field.name.replace("_", "-"))
+@dataclasses.dataclass(frozen=True)
+class OwnDataSettings:
+    """How the user's own data are read: the data sets folder, parquet, csv, hf-disk and callable."""
 
-
-def keys(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """Return the settings of a dataclass by key, in order; nested dataclasses are flattened."""
-    hints = get_type_hints(cls)
-    found: dict[str, dataclasses.Field[Any]] = {}
-    for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[field.name]):
-            found.update(keys(hints[field.name]))
-        elif field.metadata.get("doc"):
-            found[key_of(field)] = field
-    return found
-
-
-def defaults(cls: type[Any]) -> dict[str, Scalar]:
-    """Return the default of every setting of ``cls`` by key."""
-    return {key: _default(field) for key, field in keys(cls).items()}
-
-
-def _default(field: dataclasses.Field[Any]) -> Scalar:
-    value: Any = field.default
-    return value  # type: ignore[no-any-return]
-
-
-def check(instance: Any) -> None:
-    """Check every setting of a dataclass instance against its rule; call it from ``__post_init__``.
-
-    Raises:
-        SettingError: For the first value that breaks its rule.
-    """
-    for field in dataclasses.fields(instance):
-        if field.metadata.get("doc"):
-            _check_value(key_of(field), getattr(instance, field.name), field)
-
-
-def _check_value(key: str, value: Any, field: dataclasses.Field[Any]) -> None:
-    rules = field.metadata
-    if rules["choices"] and value not in rules["choices"]:
-        raise SettingError(f"{key} = {value!r} is not valid; {closest(str(value), rules['choices'])}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SettingError(f"{key} must be a finite number, got {value}; {rules['doc']}")
-    low, high, above = rules["low"], rules["high"], rules["above"]
-    broken = ""
-    if low is not None and value < low:
-        broken = f"at least {low:g}"
-    elif high is not None and value > high:
-        broken = f"at most {high:g}"
-    elif above is not None and value <= above:
-        broken = f"greater than {above:g}"
-    if broken:
-        raise SettingError(f"{key} must be {broken}, got {value!r}; {rules['doc']}")
-
-
-def _convert(key: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
-    """Convert a scalar or its text to the type of the field's default."""
-    kind = type(_default(field))
-    text = str(value).strip()
-    if kind is str:
-        if value is None or isinstance(value, Mapping):
-            raise SettingError(f"{key} must be a text, got {value!r}; {field.metadata['doc']}")
-        return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    if kind is bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise SettingError(f"{key} must be true or false, got {value!r}; {field.metadata['doc']}")
-    if isinstance(value, bool):
-        raise SettingError(f"{key} must be a number, got {value!r}; {field.metadata['doc']}")
-    if kind is int:
-        with contextlib.suppress(ValueError):  # exact, where float would round beyond 2**53
-            return int(text)
-    try:
-        number = float(text)
-        if kind is int and number != int(number):
-            raise ValueError
-        return int(number) if kind is int else number
-    except (ValueError, OverflowError):
-        noun = "a whole number" if kind is int else "a number"
-        raise SettingError(f"{key} must be {noun}, got {value!r}; {field.metadata['doc']}") from None
-
-
-def parse(cls: type[T], values: Mapping[str, Any], *, what: str = "setting") -> T:
-    """Build the dataclass ``cls`` from flat values by key.
-
-    Args:
-        cls: A dataclass of :func:`setting` fields, possibly with nested such dataclasses.
-        values: Scalars, or their text, by key; keys that are absent keep their default.
-        what: What a key is called in messages ("setting", "fedsaf parameter").
-
-    Raises:
-        SettingError: For an unknown key, a value of the wrong type, or one that breaks its rule.
-    """
-    known = keys(cls)
-    for key in values:
-        if key not in known:
-            raise SettingError(f"unknown {what} {key!r}; {closest(key, known)}")
-    return _build(cls, values)
-
-
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
-    hints = get_type_hints(cls)
-    arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        key = key_of(field)
-        if dataclasses.is_dataclass(hints[field.name]):
-            arguments[field.name] = _build(hints[field.name], values)
-        elif field.metadata.get("doc") and key in values:
-            arguments[field.name] = _convert(key, values[key], field)
-    return cls(**arguments)
-
-
-def flatten(instance: Any) -> dict[str, Scalar]:
-    """Return every setting of a dataclass instance by key: the inverse of :func:`parse`."""
-    flat: dict[str, Scalar] = {}
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        if dataclasses.is_dataclass(value):
-            flat.update(flatten(value))
-        elif field.metadata.get("doc"):
-            flat[key_of(field)] = value
-    return flat
-
-
-def split_pairs(text: str) -> dict[str, str]:
-    """Split ``"alignment=rcsa proto-weight=5"`` into a mapping; values may be quoted.
-
-    Raises:
-        SettingError: If a word is not of the form key=value, or a key stands twice.
-
-    Example:
-        >>> split_pairs("alignment=rcsa proto-weight=5")
-        {'alignment': 'rcsa', 'proto-weight': '5'}
-    """
-    pairs: dict[str, str] = {}
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise SettingError(f"{text!r} cannot be read: {error}; write key=value pairs") from None
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise SettingError(f"{word!r} is not of the form key=value (in {text!r})")
-        if key in pairs:
-            raise SettingError(f"{key!r} is given twice in {text!r}; give it once")
-        pairs[key] = value
-    return pairs
-
-
-def join_pairs(values: Mapping[str, Any]) -> str:
-    """Return the text that :func:`split_pairs` reads back.
-
-    Example:
-        >>> join_pairs({"alignment": "rcsa", "proto-weight": 5.0})
-        'alignment=rcsa proto-weight=5.0'
-    """
-    return " ".join(f"{key}={shlex.quote(str(value))}" for key, value in values.items())
+    label_column: str = setting("label", "column of the labels")
+    client_column: str = setting("", "column that says whose a row is; for folder: the top folder is the client")
+    domain_column: str = setting("", "column that says of which domain a row is")
+    columns: str = setting("", "input columns, separated by commas; empty = all others")
+    label_names: str = setting("", "names of all classes, as cat,dog or a JSON list; empty = agreed from the data")
+    categories: str = setting(
+        "", 'values of the columns with categories, as {"colour": ["blue", "red"]}; empty = agreed from the data'
+    )
+    image_size: int = setting(32, "side of the square that images are resized to, in pixels", low=1)
+    scaling: str = setting(
+        "client",
+        "how columns of numbers are scaled, always by training rows alone: client = each client by its own, "
+        "global = all by the same, none = not at all",
+        choices=("client", "global", "none"),
+    )
+    bad_rows: str = setting("stop", "what a row or file that cannot be read does", choices=("stop", "skip"))
+    data_callable: str = setting("", "function that returns inputs and labels, as module:function")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,11 +81,15 @@ class DataSettings:
     data_root: str = setting("", "folder with local copies, tried before the hub")
     partition: str = setting(
         "auto",
-        "how samples are shared out; auto = domains if the data set has them, else dirichlet",
-        choices=("auto", "iid", "dirichlet", "domains"),
+        "how samples are shared out; auto = clients if the data say whose each sample is, domains if they have them, "
+        "else dirichlet; flwr-... = the partitioners of flwr-datasets",
+        choices=PARTITIONS,
     )
     dirichlet_alpha: float = setting(0.1, "concentration of the Dirichlet partition", above=0)
     min_partition_size: int = setting(0, "least samples a client holds under dirichlet; 0 = the papers' rule", low=0)
+    classes_per_client: int = setting(2, "classes a client holds under flwr-pathological", low=1)
+    shards_per_client: int = setting(2, "shards a client holds under flwr-shard", low=1)
+    domain_clients: str = setting("", "domain of each client in turn under domains, as usps,mnist,mnist; empty = all")
     partition_seed: int = setting(1, "seed of the partition, apart from the training seed", low=0)
     samples_per_client: int = setting(0, "keep at most this many samples of each client; 0 = all", low=0)
     test_split: str = setting(
@@ -267,9 +102,11 @@ class DataSettings:
         0.75, "share of a client's samples that trains (test-split=client)", above=0, high=1
     )
     validation_fraction: float = setting(0.0, "share of the training part set aside for validation", low=0, high=0.9)
+    own: OwnDataSettings = dataclasses.field(default_factory=OwnDataSettings)
 
     def __post_init__(self) -> None:
         check(self)
+        check(self.own)
 
 
 @dataclasses.dataclass(frozen=True)
