@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,7 @@ class Pool:
         is_test: Whether a sample is in the source's own test part, bool (N,), or None if there is no such part.
         native_split_only: Whether training and test sources must stay apart, so that test_split=auto means native.
         scaled: Which columns of ``inputs`` (N, F) are scaled by what the training part holds, bool (F,), or None.
+        categories: The values of every column with categories, which ``inputs`` lays out by them.
     """
 
     inputs: Bytes | Ints | Floats
@@ -48,6 +49,7 @@ class Pool:
     is_test: Bools | None = None
     native_split_only: bool = False
     scaled: Bools | None = None
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return N, the number of samples."""
