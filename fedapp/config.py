@@ -89,14 +89,24 @@ class DataSettings:
     min_partition_size: int = setting(0, "least samples a client holds under dirichlet; 0 = the papers' rule", low=0)
     classes_per_client: int = setting(2, "classes a client holds under flwr-pathological", low=1)
     shards_per_client: int = setting(2, "shards a client holds under flwr-shard", low=1)
-    domain_clients: str = setting("", "domain of each client in turn under domains, as usps,mnist,mnist; empty = all")
     partition_seed: int = setting(1, "seed of the partition, apart from the training seed", low=0)
     samples_per_client: int = setting(0, "keep at most this many samples of each client; 0 = all", low=0)
+    domain_map: str = setting(
+        "cyclic",
+        "which client holds which domain: cyclic, drawn, drawn-then-each, or domains by name, as a,b,b or a=6,b=4",
+    )
+    samples_per_domain: str = setting(
+        "", "training samples a client draws from its domain: 600, 1%, or by domain as a=600,b=1%; empty = even shares"
+    )
     test_split: str = setting(
         "auto",
-        "native = the data set's own test part, client = a random part of each client's share; "
-        "auto = native where sources must stay apart, else client",
-        choices=("auto", "native", "client"),
+        "native = the data set's own test part, dealt out; shared = all of it (or a part set aside) for every client of "
+        "its domain; client = a random part of each client's share; auto = native where sources must stay apart "
+        "(shared with test-samples-per-domain), else client",
+        choices=("auto", "native", "shared", "client"),
+    )
+    test_samples_per_domain: int = setting(
+        0, "most test samples of a domain, even over classes, for all its clients (test-split=shared); 0 = all", low=0
     )
     train_fraction: float = setting(
         0.75, "share of a client's samples that trains (test-split=client)", above=0, high=1

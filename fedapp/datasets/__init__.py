@@ -12,8 +12,8 @@ from collections import OrderedDict
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError, lookup
-from fedapp.datasets import cifar10, cifar100, digits4, mnist, partition
-from fedapp.datasets.base import Bools, Ints, NodeData, Pool, Samples, Source
+from fedapp.datasets import cifar10, cifar100, digits4, mnist, sharing
+from fedapp.datasets.base import Ints, NodeData, Pool, Samples, Source
 from fedapp.datasets.partition import Share
 
 __all__ = [
@@ -120,47 +120,8 @@ def _pool(source: Source, dataset: str, data_root: str) -> Pool:
 @functools.lru_cache(maxsize=8)
 def _shares(source: Source, settings: DataSettings, num_clients: int) -> tuple[Share, ...]:
     pool = _pool(source, settings.dataset, settings.data_root)
-    rng = partition.generator(settings.partition_seed)
-    is_test = _native_split(pool, settings)
-    shares = []
-    for indices in _partition(pool, is_test, settings, num_clients, rng):
-        if is_test is not None:
-            train, test = partition.split_native(indices, is_test, rng)
-        else:
-            train, test = partition.split_random(indices, settings.train_fraction, rng)
-        train, test = partition.limit(train, test, settings.samples_per_client)
-        shares.append(partition.hold_out(train, test, settings.validation_fraction))
-    return tuple(shares)
-
-
-def _native_split(pool: Pool, settings: DataSettings) -> Bools | None:
-    """Return which samples test if the source's own split is to be used, else None."""
-    if settings.test_split == "client" or (settings.test_split == "auto" and not pool.native_split_only):
-        return None
-    if pool.is_test is None:
-        raise SettingError(f"test-split = native: {settings.dataset} has no test part of its own; use client")
-    return pool.is_test
-
-
-def _partition(
-    pool: Pool, is_test: Bools | None, settings: DataSettings, num_clients: int, rng: np.random.RandomState
-) -> list[Ints]:
-    """Partition the pool; where the native split is used, training and test samples are dealt out evenly each."""
-    later = np.zeros(len(pool), dtype=np.int64) if is_test is None else is_test.astype(np.int64)
-    kind = settings.partition
-    if kind == "auto":
-        kind = "dirichlet" if pool.domains is None else "domains"
-    if kind == "iid":
-        return partition.iid(later, num_clients, rng)
-    if kind == "dirichlet":
-        return partition.dirichlet(pool.labels, num_clients, settings.dirichlet_alpha, settings.min_partition_size, rng)
-    if pool.domains is None:
-        having = ", ".join(name for name, source in DATASETS.items() if source.has_domains)
-        raise SettingError(
-            f"partition = domains: {settings.dataset} has no domains; use iid or dirichlet, or a data set with domains "
-            f"({having})"
-        )
-    return partition.by_domain(pool.domains, later * len(pool.class_names) + pool.labels, num_clients, rng)
+    having = [name for name, known in DATASETS.items() if known.has_domains]
+    return sharing.share_out(pool, settings, num_clients, having)
 
 
 def _node(pool: Pool, share: Share) -> NodeData:

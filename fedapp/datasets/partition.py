@@ -65,17 +65,20 @@ def iid(strata: ArrayLike, num_clients: int, seed: Seed) -> list[Ints]:
     return _deal(np.arange(len(strata)), strata, num_clients, generator(seed))
 
 
-def by_domain(domains: ArrayLike, strata: ArrayLike, num_clients: int, seed: Seed) -> list[Ints]:
-    """Give every client one domain: client i holds domain i mod D.
+def by_domain(
+    domains: ArrayLike, strata: ArrayLike, num_clients: int, seed: Seed, owners: Ints | None = None
+) -> list[Ints]:
+    """Give every client one domain: client i holds domain i mod D, or ``owners[i]``.
 
     The clients of one domain share it evenly, stratum by stratum. With fewer clients than domains no domain is left
-    out: client i holds the domains i, i + K, i + 2K, ...
+    out: client i holds the domains i, i + K, i + 2K, ... Where ``owners`` leave out a domain, nobody holds it.
 
     Args:
         domains: Domain of every sample, int (N,); D is the number of distinct values.
         strata: What to spread evenly over the clients of a domain, int (N,): usually the labels.
         num_clients: K, the number of clients.
         seed: Seed, or a generator to continue.
+        owners: Domain of every client, int (K,), or None.
 
     Returns:
         K arrays of indices into ``domains``.
@@ -93,7 +96,11 @@ def by_domain(domains: ArrayLike, strata: ArrayLike, num_clients: int, seed: See
     names = np.unique(domains)
     shares: list[list[Ints]] = [[] for _ in range(num_clients)]
     for position, name in enumerate(names):
-        holders = range(position, num_clients, len(names)) or [position % num_clients]
+        holders = list(range(position, num_clients, len(names)) or [position % num_clients])
+        if owners is not None:
+            holders = np.flatnonzero(owners == name).tolist()
+        if not holders:
+            continue
         members = np.flatnonzero(domains == name)
         _check_clients(len(holders), len(members), f" of domain {name}")
         for holder, part in zip(holders, _deal(members, strata[members], len(holders), rng), strict=True):
