@@ -3,6 +3,9 @@
 A model is an ``nn.Module`` with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``. This module imports neither
 torch nor torchvision, so that names can be listed quickly; a family's file is imported when a model is built.
 
+One sample is an image (float32, channels x height x width), a text (int64, a row of token ids of fixed length: 0 =
+padding, 1 = unknown) or a row or array of numbers (float32). The shape and the vocabulary tell which.
+
 FedSAF's models (2605.05959, section V) follow HtFLlib's split: the classifier of a network becomes
 ``AdaptiveAvgPool1d(feature_dim)`` over its native feature vector, and the head is new. Hence features are
 *pooled or repeated*, not projected: ResNet-4, 6 and 8 live in fixed subspaces of 64, 128 and 256 dimensions.
@@ -19,21 +22,26 @@ from typing import TYPE_CHECKING, Protocol
 from fedapp.config import SettingError, lookup
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Shaped
     from torch import Tensor, nn
 
-Shape = tuple[int, int, int]
-# Called with the keywords num_classes: int, input_shape: Shape (channels, height, width) and feature_dim: int, or
-# with those of them that its signature takes.
+    from fedapp.config import RunConfig
+
+Shape = tuple[int, ...]
+# Called with the keywords num_classes: int, input_shape: Shape, feature_dim: int and vocabulary: int, or with those
+# of them that its signature takes.
 Builder = Callable[..., "nn.Module"]
-OFFERED = ("num_classes", "input_shape", "feature_dim")
+OFFERED = ("num_classes", "input_shape", "feature_dim", "vocabulary")
+IMAGES, TOKENS, NUMBERS = "images", "tokens", "numbers"
+SUITED = {IMAGES: "small4", TOKENS: "small3-txt", NUMBERS: "tabular3"}
+"""A small group for each kind of input."""
 
 
 class Model(Protocol):
     """What every model offers beside being an ``nn.Module``."""
 
-    def features(self, x: Float[Tensor, "B channels height width"], /) -> Float[Tensor, "B D"]:
-        """Return the features of a batch of images."""
+    def features(self, x: Shaped[Tensor, "B ..."], /) -> Float[Tensor, "B D"]:
+        """Return the features of a batch of samples."""
 
     def head(self, z: Float[Tensor, "B D"], /) -> Float[Tensor, "B C"]:
         """Return the logits of features."""
@@ -48,23 +56,26 @@ class ModelEntry:
         build: Makes the model.
         summary: One line for listings.
         native_dim: Length of the feature vector before it is pooled to ``feature_dim``; None if unknown.
+        takes: The kinds of input it takes, of ``IMAGES``, ``TOKENS`` and ``NUMBERS``; all of them if empty.
     """
 
     name: str
     build: Builder
     summary: str
     native_dim: int | None = None
+    takes: tuple[str, ...] = ()
 
 
-def _entry(family: str, name: str, native_dim: int, summary: str) -> ModelEntry:
+def _entry(family: str, name: str, native_dim: int, summary: str, *takes: str) -> ModelEntry:
     """Return the row of a model of the file ``family``, which is imported when the model is built."""
 
-    def build(num_classes: int, input_shape: Shape, feature_dim: int) -> nn.Module:
+    def build(num_classes: int, input_shape: Shape, feature_dim: int, vocabulary: int) -> nn.Module:
         module = importlib.import_module(f"fedapp.models.{family}")
-        model: nn.Module = module.build(name, num_classes, input_shape, feature_dim)
+        further = (vocabulary,) if TOKENS in takes else ()
+        model: nn.Module = module.build(name, num_classes, input_shape, feature_dim, *further)
         return model
 
-    return ModelEntry(name, build, summary, native_dim)
+    return ModelEntry(name, build, summary, native_dim, takes or (IMAGES,))
 
 
 _ROWS = (
@@ -87,7 +98,29 @@ _ROWS = (
     _entry("cnn", "small-cnn", 128, "two strided convolutions and one hidden layer, no BatchNorm"),
     _entry("resnet", "small-resnet", 64, "three BasicBlocks of 16, 32 and 64 channels"),
     _entry("separable_cnn", "separable-cnn", 128, "three depthwise-separable convolutions with BatchNorm"),
-    _entry("mlp", "mlp", 128, "two hidden layers on the flat image"),
+    _entry("mlp", "mlp", 128, "two hidden layers on the flat image or row", IMAGES, NUMBERS),
+    _entry("mlp", "bow-linear", 100, "one layer on a bag of words (HtFLlib's AmazonMLPs)", NUMBERS),
+    _entry("mlp", "bow-200", 100, "a hidden layer of 200 on a bag of words", NUMBERS),
+    _entry("mlp", "bow-500", 100, "a hidden layer of 500 on a bag of words", NUMBERS),
+    _entry("mlp", "bow-1000-500", 100, "two hidden layers on a bag of words", NUMBERS),
+    _entry("mlp", "bow-1000-500-200", 100, "three hidden layers on a bag of words", NUMBERS),
+    _entry("mlp", "tabular-wide", 256, "one hidden layer of 256 on a row of numbers", NUMBERS),
+    _entry("mlp", "tabular-medium", 128, "two hidden layers of 128 on a row of numbers", NUMBERS),
+    _entry("mlp", "tabular-deep", 64, "four hidden layers of 64 on a row of numbers", NUMBERS),
+    _entry("text", "fasttext", 512, "mean of the words' embeddings and a linear layer", TOKENS),
+    _entry("text", "lstm", 512, "two LSTM layers, the state after the last word", TOKENS),
+    _entry("text", "bilstm", 512, "an LSTM layer in each direction and a linear layer", TOKENS),
+    _entry("text", "transformer", 512, "two encoder layers of 8 heads, the output at the first word", TOKENS),
+    _entry("text", "text-logreg", 512, "mean of the words' embeddings: logistic regression with the head", TOKENS),
+    _entry("text", "gru", 512, "two GRU layers, the state after the last word", TOKENS),
+    _entry("text", "fasttext-legacy", 512, "fasttext with log_softmax over the features, as in HtFLlib", TOKENS),
+    _entry("text", "lstm-legacy", 512, "lstm with log_softmax over the features, as in HtFLlib", TOKENS),
+    _entry("text", "text-logreg-legacy", 512, "text-logreg with log_softmax over the features, as in HtFLlib", TOKENS),
+    _entry("text", "gru-legacy", 512, "gru with log_softmax over the features, as in HtFLlib", TOKENS),
+    _entry("text", "small-fasttext", 64, "fasttext of width 64", TOKENS),
+    _entry("text", "small-gru", 64, "gru of width 64", TOKENS),
+    _entry("text", "small-transformer", 64, "transformer of width 64, with 4 heads", TOKENS),
+    _entry("text", "char-lstm", 256, "two LSTM layers of 256 over characters (LEAF's for Shakespeare)", TOKENS),
 )
 MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ROWS}
 
@@ -104,23 +137,32 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "htm4": ("fedavgcnn", "mobilenetv2", "resnet18", "vit-b-16"),
     "htm10": (*_HTFE8, "vit-b-16", "vit-b-32"),
     "small4": ("small-cnn", "small-resnet", "separable-cnn", "mlp"),
+    "htfe6-txt": ("fasttext", "lstm", "bilstm", "transformer", "text-logreg", "gru"),
+    "htfe6-txt-legacy": (
+        *("fasttext-legacy", "lstm-legacy", "bilstm", "transformer"),
+        *("text-logreg-legacy", "gru-legacy"),
+    ),
+    "small3-txt": ("small-fasttext", "small-gru", "small-transformer"),
+    "mlp-bow": ("bow-linear", "bow-200", "bow-500", "bow-1000-500", "bow-1000-500-200"),
+    "tabular3": ("tabular-wide", "tabular-medium", "tabular-deep"),
 }
 
 
-def build(name: str, *, num_classes: int, input_shape: Shape, feature_dim: int = 512) -> nn.Module:
+def build(name: str, *, num_classes: int, input_shape: Shape, feature_dim: int = 512, vocabulary: int = 0) -> nn.Module:
     """Build a model with fresh weights, drawn from torch's global generator: the caller seeds it.
 
     Args:
         name: A name of ``MODELS``.
         num_classes: C, the length of the logits.
-        input_shape: (channels, height, width) of one image.
+        input_shape: Shape of one sample: (channels, height, width) of an image, (length,) of a text or a row.
         feature_dim: D, the length of the features.
+        vocabulary: Number of token ids, padding and unknown included; 0 if samples are not texts.
 
     Returns:
         A module with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``.
 
     Raises:
-        SettingError: If the name is unknown, the model cannot take such images, or a user's model lacks a half.
+        SettingError: If the name is unknown, the model cannot take such samples, or a user's model lacks a half.
 
     Example:
         >>> import torch
@@ -130,16 +172,73 @@ def build(name: str, *, num_classes: int, input_shape: Shape, feature_dim: int =
         (torch.Size([5, 256]), torch.Size([5, 10]))
     """
     entry = lookup(MODELS, name, "model")
-    if len(input_shape) != 3 or min(*input_shape, num_classes, feature_dim) < 1:
+    if not input_shape or min(*input_shape, num_classes, feature_dim) < 1:
         raise SettingError(
-            f"model {name!r} needs num_classes and feature_dim of at least 1 and an input shape (channels, height, "
-            f"width), got {num_classes}, {feature_dim} and {tuple(input_shape)}"
+            f"model {name!r} needs num_classes, feature_dim and every entry of input_shape to be at least 1, got "
+            f"{num_classes}, {feature_dim} and {tuple(input_shape)}"
         )
-    offered = {"num_classes": num_classes, "input_shape": tuple(input_shape), "feature_dim": feature_dim}
+    _check_kind(entry, input_shape, vocabulary)
+    offered = dict(zip(OFFERED, (num_classes, tuple(input_shape), feature_dim, vocabulary), strict=True))
     taken = _keywords(entry.build)
     model = entry.build(**{key: value for key, value in offered.items() if key in taken})
     _check_halves(name, model)
     return model
+
+
+def prepare(name: str, config: RunConfig, *, num_classes: int, input_shape: Shape, vocabulary: int = 0) -> nn.Module:
+    """Build a model as a run's settings want it: of ``feature-dim``, started from ``init-from``, frozen by ``freeze``.
+
+    Args:
+        name: A name of ``MODELS``.
+        config: The run's settings.
+        num_classes: As for :func:`build`.
+        input_shape: As for :func:`build`.
+        vocabulary: As for :func:`build`.
+
+    Raises:
+        SettingError: As :func:`build`, :func:`fedapp.models.start.initialise` and :func:`fedapp.models.start.freeze`.
+    """
+    model = build(
+        name, num_classes=num_classes, input_shape=input_shape, feature_dim=config.feature_dim, vocabulary=vocabulary
+    )
+    if config.init_from or config.freeze:
+        from fedapp.models import start
+
+        start.initialise(model, config.init_from, name)
+        start.freeze(model, config.freeze, name)
+    return model
+
+
+def kind_of(input_shape: Shape, vocabulary: int) -> str:
+    """Return what samples are: ``TOKENS``, ``IMAGES`` or ``NUMBERS``.
+
+    Example:
+        >>> kind_of((80,), 82), kind_of((3, 32, 32), 0), kind_of((80,), 0)
+        ('tokens', 'images', 'numbers')
+    """
+    if vocabulary:
+        return TOKENS
+    return IMAGES if len(input_shape) == 3 else NUMBERS
+
+
+def _check_kind(entry: ModelEntry, input_shape: Shape, vocabulary: int) -> None:
+    """Check that a model takes samples of this kind.
+
+    Raises:
+        SettingError: Naming both kinds and models that fit; or if there are too few token ids.
+    """
+    kind = kind_of(input_shape, vocabulary)
+    if entry.takes and kind not in entry.takes:
+        lacking = ", and no vocabulary, which texts have" if TOKENS in entry.takes else ""
+        raise SettingError(
+            f"model {entry.name!r} takes {' or '.join(entry.takes)}, the data set has {kind} of shape "
+            f"{tuple(input_shape)}{lacking}; choose models for {kind}, such as models = {SUITED[kind]!r}"
+        )
+    if kind == TOKENS and (vocabulary < 2 or len(input_shape) != 1):
+        raise SettingError(
+            f"model {entry.name!r} needs texts of shape (length,) and a vocabulary of at least 2 ids (0 = padding, "
+            f"1 = unknown), got {tuple(input_shape)} and {vocabulary}"
+        )
 
 
 def _keywords(builder: Builder) -> tuple[str, ...]:
@@ -185,9 +284,10 @@ def register(name: str, build: Builder, *, summary: str = "") -> None:
 
     Args:
         name: The name that settings will use: no comma, no space, not a group's name.
-        build: Called with the keywords ``num_classes``, ``input_shape`` (channels, height, width) and
-            ``feature_dim``, or with those of them that its signature takes. Returns an ``nn.Module`` with
-            ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``, as methods or submodules.
+        build: Called with the keywords ``num_classes``, ``input_shape`` (of one sample), ``feature_dim`` and
+            ``vocabulary`` (number of token ids, 0 if samples are not texts), or with those of them that its signature
+            takes. Returns an ``nn.Module`` with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``, as methods or
+            submodules.
         summary: One line for listings.
 
     Raises:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedapp.config import SettingError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Shaped
 
 
 class FeaturePool(nn.AdaptiveAvgPool1d):
@@ -43,7 +43,7 @@ class SplitModel(nn.Module):
     """A network in two halves: ``head(features(x))``.
 
     Args:
-        extractor: Maps images (B, channels, height, width) to native features (B, n).
+        extractor: Maps samples (B, ...) to native features (B, n).
         head: Maps features (B, D) to logits (B, C).
         feature_dim: D; the native features are pooled to it.
     """
@@ -54,13 +54,13 @@ class SplitModel(nn.Module):
         self.pool = FeaturePool(feature_dim)
         self.head = head
 
-    def features(self, x: Float[Tensor, "B channels height width"]) -> Float[Tensor, "B D"]:
-        """Return the pooled features of images."""
+    def features(self, x: Shaped[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
+        """Return the pooled features of samples."""
         pooled: Tensor = self.pool(self.extractor(x))
         return pooled
 
-    def forward(self, x: Float[Tensor, "B channels height width"]) -> Float[Tensor, "B C"]:
-        """Return the logits of images."""
+    def forward(self, x: Shaped[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+        """Return the logits of samples."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -92,7 +92,7 @@ def require_side(name: str, input_shape: tuple[int, int, int], least: int) -> No
     Example:
         >>> require_side("fedavgcnn", (3, 8, 8), 16)
         Traceback (most recent call last):
-        fedapp.config.SettingError: model 'fedavgcnn' needs images of at least 16x16, got input shape (3, 8, 8); ...
+        fedapp.settings.SettingError: model 'fedavgcnn' needs images of at least 16x16, got input shape (3, 8, 8); ...
     """
     if min(input_shape[1:]) < least:
         raise SettingError(

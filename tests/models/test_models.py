@@ -1,4 +1,4 @@
-"""What holds for every model of the table."""
+"""What holds for every model of images in the table."""
 
 import pytest
 import torch
@@ -26,7 +26,8 @@ COUNTS = {
     "vit-b-32": (87_418_368 + 470_884, 0),
 }
 HUGE = ("resnet101", "resnet152", "vit-b-16", "vit-b-32")
-MODERATE = tuple(name for name in models.MODELS if name not in (*HUGE, "resnet34", "resnet50"))
+IMAGES = tuple(name for name, entry in models.MODELS.items() if models.IMAGES in entry.takes)
+MODERATE = tuple(name for name in IMAGES if name not in (*HUGE, "resnet34", "resnet50"))
 CONVOLUTIONAL = (*MODERATE, "resnet50")
 
 
@@ -53,7 +54,7 @@ def test_fedavgcnn_has_the_benchmarks_count_at_64_pixels():
     assert sum(parameter.numel() for parameter in model.parameters()) == 5_643_300
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_native_features_features_and_logits_have_their_shapes_in_float32(name):
     model = built(name, device="meta")
     native = model.extractor(images(device="meta"))

@@ -57,7 +57,10 @@ def test_every_group_resolves_to_known_models_and_assigns_them_in_a_cycle(group)
 
 def test_the_groups_have_the_papers_sizes_and_order():
     sizes = {group: len(names) for group, names in models.GROUPS.items()}
-    assert sizes == {"htfe2": 2, "htfe4": 4, "htfe8": 8, "htfe9": 9, "htm4": 4, "htm10": 10, "small4": 4}
+    assert sizes == {
+        **{"htfe2": 2, "htfe4": 4, "htfe8": 8, "htfe9": 9, "htm4": 4, "htm10": 10, "small4": 4},
+        **{"htfe6-txt": 6, "htfe6-txt-legacy": 6, "small3-txt": 3, "mlp-bow": 5, "tabular3": 3},
+    }
     assert models.GROUPS["htfe8"][:4] == models.GROUPS["htfe4"]
     assert models.GROUPS["htm10"][:8] == models.GROUPS["htfe8"]
     # PACS has 4 clients and DomainNet 6; under HtFE9 they take the shallowest networks in order of depth.
@@ -110,14 +113,14 @@ def test_an_unknown_assignment_names_the_valid_ones():
 
 @pytest.mark.parametrize(
     ("num_classes", "input_shape", "feature_dim"),
-    [(0, (3, 32, 32), 512), (10, (32, 32), 512), (10, (3, 32, 0), 512), (10, (3, 32, 32), 0)],
+    [(0, (3, 32, 32), 512), (10, (), 512), (10, (3, 32, 0), 512), (10, (3, 32, 32), 0)],
 )
 def test_impossible_sizes_are_refused(num_classes, input_shape, feature_dim):
-    with pytest.raises(SettingError, match="model 'mlp' needs"):
+    with pytest.raises(SettingError, match=r"model 'mlp' needs .* at least 1"):
         models.build("mlp", num_classes=num_classes, input_shape=input_shape, feature_dim=feature_dim)
 
 
-def test_a_registered_model_is_built_with_all_three_sizes():
+def test_a_registered_model_is_built_with_the_sizes():
     models.register("mine", Halves, summary="my model")
     model = models.build("mine", num_classes=7, input_shape=(2, 6, 6), feature_dim=9)
     assert model.head(model.features(torch.randn(4, 2, 6, 6))).shape == (4, 7)
@@ -144,7 +147,52 @@ def test_a_builder_with_open_keywords_gets_all_of_them():
 
     models.register("mine", build)
     models.build("mine", num_classes=8, input_shape=(1, 4, 4), feature_dim=6)
-    assert received == {"num_classes": 8, "input_shape": (1, 4, 4), "feature_dim": 6}
+    assert received == {"num_classes": 8, "input_shape": (1, 4, 4), "feature_dim": 6, "vocabulary": 0}
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "vocabulary"), [((7,), 0), ((4, 5), 0), ((1, 4, 4), 0), ((2, 3, 4, 5), 0), ((7,), 30)]
+)
+def test_a_users_builder_gets_samples_of_any_shape_and_the_vocabulary(input_shape, vocabulary):
+    received = {}
+
+    def build(input_shape, vocabulary):
+        received.update(input_shape=input_shape, vocabulary=vocabulary)
+        return Halves()
+
+    models.register("mine", build)
+    models.build("mine", num_classes=3, input_shape=input_shape, vocabulary=vocabulary)
+    assert received == {"input_shape": input_shape, "vocabulary": vocabulary}
+
+
+@pytest.mark.parametrize(
+    ("name", "input_shape", "vocabulary", "words"),
+    [
+        ("lstm", (3, 32, 32), 0, "takes tokens, the data set has images of shape (3, 32, 32)"),
+        ("lstm", (200,), 0, "takes tokens, the data set has numbers of shape (200,), and no vocabulary"),
+        ("resnet18", (200,), 5000, "takes images, the data set has tokens of shape (200,)"),
+        ("small-cnn", (12,), 0, "takes images, the data set has numbers of shape (12,)"),
+        ("bow-200", (200,), 5000, "takes numbers, the data set has tokens of shape (200,)"),
+        ("tabular-deep", (1, 8, 8), 0, "takes numbers, the data set has images of shape (1, 8, 8)"),
+        ("mlp", (200,), 5000, "takes images or numbers, the data set has tokens of shape (200,)"),
+    ],
+)
+def test_a_model_of_another_kind_of_input_is_refused_with_both_kinds_and_models_that_fit(
+    name, input_shape, vocabulary, words
+):
+    with pytest.raises(SettingError) as caught:
+        models.build(name, num_classes=2, input_shape=input_shape, vocabulary=vocabulary)
+    suited = models.SUITED[models.kind_of(input_shape, vocabulary)]
+    for part in (f"model {name!r} {words}", f"models = {suited!r}"):
+        assert part in str(caught.value)
+    for fitting in models.resolve(suited):
+        assert models.build(fitting, num_classes=2, input_shape=input_shape, vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize(("input_shape", "vocabulary"), [((80,), 1), ((8, 10), 50)])
+def test_a_text_that_is_no_row_of_ids_is_refused(input_shape, vocabulary):
+    with pytest.raises(SettingError, match=r"texts of shape \(length,\) and a vocabulary of at least 2 ids"):
+        models.build("gru", num_classes=2, input_shape=input_shape, vocabulary=vocabulary)
 
 
 def test_a_builder_that_requires_another_argument_is_refused_at_registration():
