@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError, lookup
-from fedapp.datasets import cifar10, cifar100, digits4, mnist, sharing
+from fedapp.datasets import cifar10, cifar100, digits4, mnist, own, scaling, sharing
 from fedapp.datasets.base import Ints, NodeData, Pool, Samples, Source
 from fedapp.datasets.partition import Share
 
@@ -34,6 +36,7 @@ DATASETS: dict[str, Source] = {
     "mnist": mnist.SOURCE,
     "cifar10": cifar10.SOURCE,
     "cifar100": cifar100.SOURCE,
+    **own.SOURCES,
 }
 
 NODE_CACHE_BYTES = 512 * 2**20
@@ -65,7 +68,7 @@ def load_pool(settings: DataSettings) -> Pool:
     Raises:
         SettingError: If the data set is unknown or cannot be found.
     """
-    return _pool(lookup(DATASETS, settings.dataset, "data set"), settings.dataset, settings.data_root)
+    return _pool(lookup(DATASETS, settings.dataset, "data set"), _of_pool(settings))
 
 
 def load_shares(settings: DataSettings, num_clients: int) -> tuple[Share, ...]:
@@ -104,7 +107,7 @@ def load_node(settings: DataSettings, index: int, num_clients: int) -> NodeData:
         if key in _nodes:
             _nodes.move_to_end(key)
             return _nodes[key]
-    node = _node(load_pool(settings), load_shares(settings, num_clients)[index])
+    node = _node(load_pool(settings), load_shares(settings, num_clients), index, settings.own.scaling)
     with _nodes_lock:
         _nodes[key] = node
         while len(_nodes) > 1 and sum(kept.nbytes for kept in _nodes.values()) > NODE_CACHE_BYTES:
@@ -112,26 +115,33 @@ def load_node(settings: DataSettings, index: int, num_clients: int) -> NodeData:
     return node
 
 
+def _of_pool(settings: DataSettings) -> DataSettings:
+    """Return the settings that a pool depends on."""
+    return DataSettings(dataset=settings.dataset, data_root=settings.data_root, own=settings.own)
+
+
 @functools.lru_cache(maxsize=4)
-def _pool(source: Source, dataset: str, data_root: str) -> Pool:
-    return source.load(DataSettings(dataset=dataset, data_root=data_root))
+def _pool(source: Source, settings: DataSettings) -> Pool:
+    return source.load(settings)
 
 
 @functools.lru_cache(maxsize=8)
 def _shares(source: Source, settings: DataSettings, num_clients: int) -> tuple[Share, ...]:
-    pool = _pool(source, settings.dataset, settings.data_root)
+    pool = _pool(source, _of_pool(settings))
     having = [name for name, known in DATASETS.items() if known.has_domains]
     return sharing.share_out(pool, settings, num_clients, having)
 
 
-def _node(pool: Pool, share: Share) -> NodeData:
+def _node(pool: Pool, shares: Sequence[Share], index: int, scope: str) -> NodeData:
+    share = shares[index]
     held = np.concatenate([share.train, share.validation, share.test])
     domains = [] if pool.domains is None else np.unique(pool.domains[held]).tolist()
-    train = _samples(pool, share.train)
+    scale = _scale(pool, [share] if scope == "client" else shares, scope)
+    train = _samples(pool, share.train, scale)
     return NodeData(
         train=train,
-        test=_samples(pool, share.test),
-        validation=_samples(pool, share.validation) if len(share.validation) else None,
+        test=_samples(pool, share.test, scale),
+        validation=_samples(pool, share.validation, scale) if len(share.validation) else None,
         num_classes=len(pool.class_names),
         input_shape=tuple(train.x.shape[1:]),
         class_names=pool.class_names,
@@ -140,11 +150,20 @@ def _node(pool: Pool, share: Share) -> NodeData:
     )
 
 
-def _samples(pool: Pool, indices: Ints) -> Samples:
+def _scale(pool: Pool, shares: Sequence[Share], scope: str) -> scaling.Scale | None:
+    """Return how to scale columns of numbers by the training parts of some shares; None if there are none."""
+    if pool.scaled is None:
+        return None
+    rows: Any = pool.inputs[np.concatenate([share.train for share in shares])]
+    return scaling.fit(rows, pool.scaled & (scope != "none"))
+
+
+def _samples(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
     """Return samples as tensors; images as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
     import torch
 
-    x = torch.from_numpy(np.asarray(pool.inputs[indices]))
+    inputs: Any = np.asarray(pool.inputs[indices])
+    x = torch.from_numpy(inputs if scale is None else scaling.apply(inputs, scale))
     if x.dtype == torch.uint8:
         pixels = x.permute(0, 3, 1, 2)  # (N, C, H, W)
         x = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)

@@ -1,0 +1,109 @@
+"""The data set ``callable``: what a function of the user's returns.
+
+The setting ``data-callable`` names it as ``module:function``, from a module that ``plugins`` could import. It is called
+with ``data-root`` (on a device ``data-path``; "" if there is none) and returns ``(inputs, labels)``, or a mapping with
+``inputs`` and ``labels`` and, if it likes, ``clients``, ``domains`` and ``is_test``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapp.config import DataSettings, SettingError
+from fedapp.datasets.base import Pool, Source
+from fedapp.datasets.own.reading import BadRows, Rows, as_text, to_pool
+
+KEYS = ("inputs", "labels", "clients", "domains", "is_test")
+
+
+def load(settings: DataSettings) -> Pool:
+    """Return the pool of what the function returns.
+
+    Inputs are arrays or tensors: uint8 (N, H, W, 1 or 3) images, whole numbers (N, L) tokens, other numbers (N, ...).
+
+    Args:
+        settings: The data settings.
+
+    Raises:
+        SettingError: If there is no such function, or it returns something else.
+    """
+    name = settings.own.data_callable
+    made = _called(name, settings.data_root)
+    inputs = _inputs(np.asarray(made["inputs"]), name)
+    columns = {key: np.asarray(made[key]) for key in KEYS[1:] if made.get(key) is not None}
+    for key, column in columns.items():
+        if column.shape != (len(inputs),):
+            raise SettingError(
+                f"{name} returned {key} of shape {column.shape} for {len(inputs)} inputs; return one each"
+            )
+    bad = BadRows(settings.own.bad_rows)
+    kept = np.ones(len(inputs), dtype=np.bool_)
+    if inputs.dtype == np.float32:
+        kept = np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1)
+        for row in np.flatnonzero(~kept).tolist():
+            bad.add(f"{name} row {row}", "it holds values that are not finite")
+    rows = np.flatnonzero(kept)
+    texts = {key: [as_text(value) for value in columns[key][rows].tolist()] for key in columns if key != "is_test"}
+    read = Rows(
+        inputs=inputs[rows],
+        labels=texts["labels"],
+        where=lambda row: f"{name} row {rows[row]}",
+        clients=texts.get("clients"),
+        domains=texts.get("domains"),
+        is_test=columns["is_test"][rows].astype(np.bool_) if "is_test" in columns else None,
+    )
+    pool = to_pool(read, settings.own, bad)
+    bad.log(settings.dataset)
+    return pool
+
+
+def _called(name: str, root: str) -> Mapping[str, Any]:
+    """Import the function, call it and return its mapping."""
+    module, colon, function = name.partition(":")
+    if not colon or not function:
+        raise SettingError(f"data-callable = {name!r} must be module:function, as my_data:load")
+    try:
+        call = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(
+            f"data-callable = {name!r} cannot be imported: {error}; install it where the app runs, or put its folder "
+            "on PYTHONPATH before the SuperLink or SuperNode starts"
+        ) from error
+    made = call(root)
+    if isinstance(made, tuple) and len(made) == 2:
+        made = dict(zip(KEYS, made, strict=False))
+    if not isinstance(made, Mapping) or not {"inputs", "labels"} <= set(made) <= set(KEYS):
+        raise SettingError(
+            f"{name} returned {type(made).__name__}; it must return (inputs, labels), or a mapping of "
+            f"inputs, labels and, if need be, {', '.join(KEYS[2:])}"
+        )
+    return made
+
+
+def _inputs(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.ndim >= 2 and len(array):
+        if array.dtype == np.uint8 and array.ndim == 4 and array.shape[-1] in (1, 3):
+            return array
+        if array.ndim == 2 and np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint8:
+            return array.astype(np.int64)
+        if np.issubdtype(array.dtype, np.floating):
+            return array.astype(np.float32)
+    raise SettingError(
+        f"{name} returned inputs {array.shape} of {array.dtype}; return images as uint8 (N, H, W, 1 or 3), tokens as "
+        "int64 (N, L), or numbers as float32 (N, ...)"
+    )
+
+
+SOURCE = Source(
+    name="callable",
+    load=load,
+    summary="your own data: what the function data-callable = module:function returns",
+    classes=0,
+    shape=(),
+    own=True,
+)

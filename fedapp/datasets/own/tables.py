@@ -1,0 +1,238 @@
+"""The data sets ``csv``, ``parquet`` and ``hf-disk``: rows with named columns, labels among them.
+
+``data-root`` is one file, or a folder of files: those whose names begin with ``test`` are the test part. An hf-disk is
+what ``save_to_disk`` of the ``datasets`` library wrote. The columns become inputs as :mod:`columns` says.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedapp.config import DataSettings, OwnDataSettings, SettingError
+from fedapp.datasets.base import Ints, Pool, Source
+from fedapp.datasets.own.columns import Column, Encoded, encode, is_picture
+from fedapp.datasets.own.pictures import Origin, pixels
+from fedapp.datasets.own.reading import BadRows, Rows, as_text, names_of, root_of, shown, to_pool
+
+if TYPE_CHECKING:
+    import datasets
+
+DELIMITERS = ",;\t|"
+MISSING = {"", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of one or several files, one below the other.
+
+    Attributes:
+        columns: The cells by column; None where one is missing.
+        files: What they were read from.
+        file: From which file each row is, int (N,).
+        line: Which line, or row from 0, of its file it is, int (N,).
+        unit: What ``line`` counts.
+        names: The names of the classes, if the files declare them.
+    """
+
+    columns: Mapping[str, Column]
+    files: Sequence[Path]
+    file: Ints
+    line: Ints
+    unit: str
+    names: Sequence[str] = ()
+
+    def where(self, row: int) -> str:
+        """Name a row."""
+        return f"{self.files[self.file[row]]}, {self.unit} {self.line[row]}"
+
+
+def load(kind: str, settings: DataSettings) -> Pool:
+    """Return the pool of a table.
+
+    Args:
+        kind: csv, parquet or hf-disk.
+        settings: The data settings.
+
+    Raises:
+        SettingError: If there is no such table, it lacks a column, or a bad row stops.
+    """
+    bad = BadRows(settings.own.bad_rows)
+    root = root_of(settings)
+    table = _read_csv(root, bad) if kind == "csv" else _read_features(kind, root, settings.own.label_column)
+    pool = to_pool(_rows(table, settings.own, bad), settings.own, bad)
+    bad.log(settings.dataset)
+    return pool
+
+
+def _rows(table: Table, own: OwnDataSettings, bad: BadRows) -> Rows:
+    """Make inputs of the input columns, and name whose rows they are."""
+    special = {"label-column": own.label_column, "client-column": own.client_column, "domain-column": own.domain_column}
+    inputs = _inputs(table, special, own, bad)
+    rows = np.flatnonzero(inputs.kept)
+    columns = {key: _names(table.columns[name], rows) for key, name in special.items() if name}
+    is_test = np.asarray([path.name.startswith("test") for path in table.files], dtype=np.bool_)[table.file[rows]]
+    return Rows(
+        inputs=inputs.values,
+        labels=columns["label-column"],
+        where=lambda row: table.where(int(rows[row])),
+        names=table.names,
+        clients=columns.get("client-column"),
+        domains=columns.get("domain-column"),
+        is_test=is_test if is_test.any() and not is_test.all() else None,
+        scaled=inputs.scaled,
+        categories=inputs.categories,
+    )
+
+
+def _inputs(table: Table, special: Mapping[str, str], own: OwnDataSettings, bad: BadRows) -> Encoded:
+    """Make inputs of the chosen columns: the images of one, or numbers of all."""
+    chosen = names_of(own.columns, "columns")
+    for key, column in (*special.items(), *(("columns", column) for column in chosen)):
+        if column and column not in table.columns:
+            raise SettingError(f"{key} = {column!r} is no column of {table.files[0]}; it has {shown([*table.columns])}")
+    picked = list(chosen) or [column for column in sorted(table.columns) if column not in special.values()]
+    pictures = [column for column in picked if is_picture(table.columns[column])]
+    if not pictures:
+        return encode({column: table.columns[column] for column in picked}, own, table.where, bad)
+    if len(pictures) > 1 or len(chosen) > 1:
+        raise SettingError(f"columns {shown(chosen or pictures)} hold several inputs; name one image column in columns")
+    origin = Origin(table.files, pictures[0])
+    return Encoded(*pixels(table.columns[pictures[0]].tolist(), origin, own.image_size, table.where, bad))
+
+
+def _names(column: Column, rows: Ints) -> list[str]:
+    return [as_text(value) for value in column[rows].tolist()]
+
+
+def _files(root: Path, suffix: str) -> list[Path]:
+    """Return the one file, or the files of a folder, training parts first."""
+    found = [root] if root.is_file() else sorted(root.rglob(f"*{suffix}"))
+    if not found:
+        raise SettingError(f"{root} holds no *{suffix}; say where your data lie with data-root")
+    return sorted(found, key=lambda path: path.name.startswith("test"))
+
+
+def _read_csv(root: Path, bad: BadRows) -> Table:
+    """Read CSV files with one header; a line with too many or too few fields is a bad row."""
+    files = _files(root, ".csv")
+    header: list[str] = []
+    lines: list[list[str]] = []
+    place: list[tuple[int, int]] = []
+    for position, path in enumerate(files):
+        own, reader = _open_csv(path)
+        header = header or own
+        if own != header:
+            raise SettingError(f"{path} has the columns {shown(own)}, {files[0]} has {shown(header)}; make them equal")
+        for number, fields in reader:
+            if len(fields) != len(header):
+                bad.add(f"{path}, line {number}", f"it has {len(fields)} fields, the header {len(header)}")
+            else:
+                lines.append(fields)
+                place.append((position, number))
+    if not lines:
+        raise SettingError(f"{files[0]} holds no row; fill it, or say where your data lie with data-root")
+    cells = np.asarray(lines, dtype=object)
+    cells[np.isin(cells.astype(np.str_), list(MISSING))] = None
+    where = np.asarray(place, dtype=np.int64)
+    columns = {name: cells[:, index] for index, name in enumerate(header)}
+    return Table(columns, files, where[:, 0], where[:, 1], "line")
+
+
+def _open_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header of a file and its other lines, each with its number; empty lines are left out."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(DELIMITERS, key=first.count))
+            numbered = [(reader.line_num, [field.strip() for field in fields]) for fields in reader if fields]
+    except (OSError, ValueError, csv.Error) as error:
+        raise SettingError(f"{path} cannot be read: {error}; save it as CSV in UTF-8") from error
+    header = numbered[0][1] if numbered else []
+    if not header or len(set(header)) < len(header) or not all(header):
+        raise SettingError(f"{path} begins with {shown(header)!r}; the first line must name every column, each once")
+    return header, numbered[1:]
+
+
+def _read_features(kind: str, root: Path, label: str) -> Table:
+    """Read what the ``datasets`` library wrote, or parquet files of anyone's."""
+    splits = _load_disk(root) if kind == "hf-disk" else _load_parquet(root)
+    files = [Path(path) for path in splits]
+    columns: dict[str, list[Any]] = {}
+    for path, split in splits.items():
+        cells = _cells(split)
+        if columns and set(cells) != set(columns):
+            raise SettingError(f"{path} has the columns {shown([*cells])}, {files[0]} has {shown([*columns])}")
+        for name, column in cells.items():
+            columns.setdefault(name, []).append(column)
+    sizes = [len(split) for split in splits.values()]
+    feature = next(iter(splits.values())).features.get(label)
+    return Table(
+        columns={name: np.concatenate(parts) for name, parts in columns.items()},
+        files=files,
+        file=np.repeat(np.arange(len(sizes)), sizes),
+        line=np.concatenate([np.arange(size) for size in sizes]),
+        unit="row",
+        names=getattr(feature, "names", None) or (),
+    )
+
+
+def _load_parquet(root: Path) -> dict[str, datasets.Dataset]:
+    import datasets
+    import pyarrow.parquet as pq
+
+    splits = {}
+    for path in _files(root, ".parquet"):
+        try:
+            splits[str(path)] = datasets.Dataset(pq.read_table(path))
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise SettingError(f"{path} cannot be read: {error}; copy it again") from error
+    return splits
+
+
+def _load_disk(root: Path) -> dict[str, datasets.Dataset]:
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(root))
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"{root} is no data set on disk: {error}; data-root must be the folder that save_to_disk wrote"
+        ) from error
+    if isinstance(loaded, datasets.Dataset):
+        return {str(root): loaded}
+    ordered = sorted(loaded, key=lambda split: split.startswith("test"))
+    return {str(root / split): loaded[split] for split in ordered}
+
+
+def _cells(split: datasets.Dataset) -> dict[str, Column]:
+    """Return the columns of a split as Python objects, class numbers as the names of the classes."""
+    import datasets
+
+    table = split.with_format("arrow")[:]
+    columns = {}
+    for name, feature in split.features.items():
+        cells = table.column(name).to_pylist()
+        if isinstance(feature, datasets.ClassLabel):
+            cells = [None if cell is None or cell < 0 else feature.names[cell] for cell in cells]
+        columns[name] = np.empty(len(cells), dtype=object)
+        columns[name][:] = cells
+    return columns
+
+
+def _source(kind: str, summary: str) -> Source:
+    return Source(name=kind, load=functools.partial(load, kind), summary=summary, classes=0, shape=(), own=True)
+
+
+SOURCES = (
+    _source("csv", "your own table: data-root is a .csv file or a folder of them"),
+    _source("parquet", "your own table or images: data-root is a .parquet file or a folder of them"),
+    _source("hf-disk", "your own data set of the datasets library: data-root is what save_to_disk wrote"),
+)
