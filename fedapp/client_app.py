@@ -41,9 +41,8 @@ def load(context: Context) -> node.Setup:
     name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))
 
     def build(architecture: str = name) -> nn.Module:
-        return models.build(
-            architecture, num_classes=data.num_classes, input_shape=data.input_shape, feature_dim=config.feature_dim
-        )
+        shapes = {"num_classes": data.num_classes, "input_shape": data.input_shape, "vocabulary": data.vocabulary}
+        return models.prepare(architecture, config, **shapes)
 
     return node.Setup(
         client=node.client_id(context),
@@ -53,11 +52,15 @@ def load(context: Context) -> node.Setup:
         validation=data.validation,
         num_classes=data.num_classes,
         model_name=name,
-        model_key=(name, data.num_classes, data.input_shape, config.feature_dim),
+        model_key=(
+            *(name, data.num_classes, data.input_shape, data.vocabulary),
+            *(config.feature_dim, config.init_from, config.freeze),
+        ),
         companion=build,
         training=config.training,
         domain=data.domain or "",
         shared_init=config.shared_init,
+        vocabulary=data.vocabulary,
     )
 
 

@@ -174,7 +174,7 @@ class ClientUpdate:
         self.receive(downlink)
         ready()
         for module in self.modules():
-            module.train()
+            set_to_train(module)
         self.begin()
         mean_loss = self._descend(samples)
         if len(samples.y):
@@ -268,6 +268,18 @@ def epochs_for(num_samples: int, settings: TrainingSettings) -> int:
     """
     steps = len(batches(num_samples, replace(settings, shuffle=False), torch.Generator()))
     return max(settings.local_epochs, math.ceil(settings.min_local_steps / steps)) if steps else settings.local_epochs
+
+
+def set_to_train(module: nn.Module) -> None:
+    """Put a module into training mode, but BatchNorm layers with none but frozen parameters into evaluation mode.
+
+    What is frozen stays as it is: such a layer normalises by its running statistics and does not change them.
+    """
+    module.train()
+    for layer in module.modules():
+        frozen = [not parameter.requires_grad for parameter in layer.parameters(recurse=False)]
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and frozen and all(frozen):
+            layer.eval()
 
 
 @contextlib.contextmanager

@@ -187,6 +187,16 @@ class RunConfig:
     )
     feature_dim: int = setting(512, "width of the features (d) that models share", low=1)
     shared_init: bool = setting(False, "clients of one architecture start from the same weights (as HtFLlib)")
+    init_from: str = setting(
+        "",
+        "checkpoint that models start from: a .safetensors file or a torch state dict ({model} in the path stands for "
+        "the model's name), or torchvision = its pretrained weights; a head that does not fit starts afresh",
+    )
+    freeze: str = setting(
+        "",
+        "parameters that do not train: patterns over their names, separated by commas, as extractor.layer1.*; after "
+        "a model's name and a colon, of that model alone",
+    )
     plugins: str = setting("", "modules of your own, separated by commas, imported on server and clients")
     out: str = setting("fedapp-runs", "folder for results; relative = to the directory you run from")
     run_name: str = setting("", "name of the results folder; empty = made of method, data set, seed and time")

@@ -58,6 +58,7 @@ class Setup:
         tier: The simulated device; by default the machine itself.
         keep_ratio: Share of a model's channels that this node can hold (methods with submodels), in (0, 1]; 0 leaves
             that to the server.
+        vocabulary: Number of token ids if samples are texts (int64, 0 = padding), else 0.
     """
 
     client: str
@@ -75,6 +76,7 @@ class Setup:
     memory: Path | None = None
     tier: tiers.Tier = field(default_factory=tiers.Tier)
     keep_ratio: float = 0.0
+    vocabulary: int = 0
 
 
 def client_app(load: Callable[[Context], Setup]) -> ClientApp:
@@ -225,6 +227,7 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         num_examples=len(setup.train.y),
         num_test=len(setup.test.y),
         domain=setup.domain,
+        vocabulary=setup.vocabulary,
         tier=setup.tier.name,
         keep_ratio=setup.keep_ratio,
         model_layout=layout(arrays_of(model)),

@@ -324,6 +324,7 @@ def _described(info: ClientInfo) -> dict[str, Any]:
         "feature-dim": info.feature_dim,
         "num-classes": info.num_classes,
         "input-shape": list(info.input_shape),
+        **({"vocabulary": info.vocabulary} if info.vocabulary else {}),
         **({"tier": info.tier} if info.tier else {}),
         **({"keep-ratio": info.keep_ratio} if info.keep_ratio else {}),
         **({"label-counts": list(info.label_counts)} if info.label_counts else {}),

@@ -15,6 +15,7 @@ from fedapp.checkpoints import SERVER, newest
 from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
 from fedapp.config import RunConfig, SettingError, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory
+from fedapp.models import start
 from fedapp.payload import ClientInfo, Downlink, layout
 from fedapp.seeds import derive, seeded
 from fedapp.strategies import METHODS
@@ -31,6 +32,7 @@ def client_infos(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Client
             input_shape=tuple(about["input-shape"]),
             domain=about["domain"],
             keep_ratio=about.get("keep-ratio", 0.0),
+            vocabulary=about.get("vocabulary", 0),
         )
         for client, about in described.items()
     }
@@ -66,6 +68,8 @@ def client_update(
     if kept is None:  # the client never trained: the run evaluated it on its first weights
         with seeded(derive(config.seed, "init", info.model if config.shared_init else client)):
             model = build(info, "")
+            if config.init_from:
+                start.initialise(model, config.init_from, info.model)
         kept = {}
     elif method.update.own_shapes:
         model.load_state_dict(node.part_of(kept, node.MODEL))
@@ -81,10 +85,8 @@ def builder(config: RunConfig) -> Callable[[ClientInfo, str], Any]:
     """Return what builds a model for a client's description and an architecture's name ("" = the client's own)."""
 
     def build(info: ClientInfo, name: str) -> Any:
-        shape: Any = info.input_shape
-        return models.build(
-            name or info.model, num_classes=info.num_classes, input_shape=shape, feature_dim=config.feature_dim
-        )
+        shapes: Any = {key: getattr(info, key) for key in ("num_classes", "input_shape", "vocabulary")}
+        return models.build(name or info.model, feature_dim=config.feature_dim, **shapes)
 
     return build
 

@@ -148,11 +148,9 @@ def check(config: RunConfig) -> tuple[Method, Any]:
 
 def _builder(config: RunConfig) -> Any:
     def build(client: ClientInfo, name: str) -> Any:
-        shape: Any = client.input_shape
+        shapes: Any = {key: getattr(client, key) for key in ("num_classes", "input_shape", "vocabulary")}
         with seeded(derive(config.seed, "init", "server")):
-            return models.build(
-                name or client.model, num_classes=client.num_classes, input_shape=shape, feature_dim=config.feature_dim
-            )
+            return models.prepare(name or client.model, config, **shapes)
 
     return build
 

@@ -147,6 +147,7 @@ def _node(pool: Pool, shares: Sequence[Share], index: int, scope: str) -> NodeDa
         class_names=pool.class_names,
         domain=pool.domain_names[domains[0]] if len(domains) == 1 else None,
         label_counts=np.bincount(pool.labels[share.train], minlength=len(pool.class_names)).astype(np.int64),
+        vocabulary=pool.vocabulary,
     )
 
 

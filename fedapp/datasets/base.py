@@ -36,6 +36,7 @@ class Pool:
         is_test: Whether a sample is in the source's own test part, bool (N,), or None if there is no such part.
         native_split_only: Whether training and test sources must stay apart, so that test_split=auto means native.
         scaled: Which columns of ``inputs`` (N, F) are scaled by what the training part holds, bool (F,), or None.
+        vocabulary: Number of token ids (0 = padding, 1 = unknown) if ``inputs`` are tokens, else 0.
         categories: The values of every column with categories, which ``inputs`` lays out by them.
     """
 
@@ -49,6 +50,7 @@ class Pool:
     is_test: Bools | None = None
     native_split_only: bool = False
     scaled: Bools | None = None
+    vocabulary: int = 0
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -86,6 +88,7 @@ class NodeData:
         class_names: The name of every class.
         domain: The name of the domain if all samples of the node share one, else None.
         label_counts: Training samples of every class, int64 (C,).
+        vocabulary: Number of token ids of texts, 0 if samples are not texts.
     """
 
     train: Samples
@@ -96,6 +99,7 @@ class NodeData:
     class_names: tuple[str, ...]
     domain: str | None
     label_counts: Ints
+    vocabulary: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -117,6 +121,7 @@ class Source:
         shape: Shape of one sample, as :attr:`NodeData.input_shape`; () where only the data tell.
         has_domains: Whether the pool has domains.
         own: Whether the data are the user's own: a device reads them from its ``data-path`` and holds all of them.
+        vocabulary: Number of token ids of texts, 0 if samples are not texts or only the data tell.
     """
 
     name: str
@@ -126,3 +131,4 @@ class Source:
     shape: tuple[int, ...]
     has_domains: bool = False
     own: bool = False
+    vocabulary: int = 0

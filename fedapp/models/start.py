@@ -1,0 +1,207 @@
+"""Where a model's weights start, and which of them stay: the settings ``init-from`` and ``freeze``."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import logging
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedapp import paths
+from fedapp.config import SettingError, lookup
+from fedapp.models import MODELS
+
+TORCHVISION = "torchvision"
+PRETRAINED = {
+    **{name: name for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "googlenet")},
+    **{"mobilenetv2": "mobilenet_v2", "vit-b-16": "vit_b_16", "vit-b-32": "vit_b_32"},
+}
+"""torchvision's names of the models that it has weights for."""
+BODY, HEAD, KEPT = "extractor.", "head.", "model/"
+SHOWN = 40
+
+
+def initialise(model: nn.Module, source: str, name: str) -> None:
+    """Load the weights of ``source`` into a fresh model, in place.
+
+    An entry goes where its own name says, or to that name in the model's ``extractor``, so that torchvision's and
+    plain backbones fit. A head that does not fit keeps its fresh weights as a whole. What is left out, on either
+    side, is logged by name.
+
+    Args:
+        model: The model.
+        source: The setting ``init-from``: "" changes nothing; "torchvision" means its pretrained weights, and a model
+            that it has none for stays fresh; else a path, in which "{model}" stands for ``name``.
+        name: The model's name.
+
+    Raises:
+        SettingError: If there is no such file or it holds no weights, if they cannot be had, if none of them belongs
+            to the model, or if one outside the head has another shape.
+    """
+    if not source:
+        return
+    if source != TORCHVISION:
+        path = Path(paths.resolve(source.replace("{model}", name)))
+        _place(model, read(path), str(path), name)
+    elif name in PRETRAINED:
+        _place(model, _fitted(model, pretrained(name)), f"torchvision's weights of {PRETRAINED[name]}", name)
+    else:
+        _say(f"init-from = torchvision: torchvision has no weights of {name!r}, which starts afresh")
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Return the weights in a safetensors file or a torch checkpoint: a state dict, or a mapping with ``state_dict``.
+
+    Of what a client of an earlier run kept, the model is taken. A torch checkpoint is loaded as data, never as code.
+
+    Raises:
+        SettingError: If there is no such file, or it is not of these kinds.
+    """
+    if not path.is_file():
+        raise SettingError(f"init-from: {path} is not a file; give the absolute path of a checkpoint, or torchvision")
+    try:
+        found = _read(path)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingError(
+            f"init-from: {path} cannot be read: {reason}; save the model with safetensors' save_file, or with "
+            "torch.save(model.state_dict(), path)"
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise SettingError(f"init-from: {path} is no mapping from names to tensors; save model.state_dict() alone")
+    kept = {key.removeprefix(KEPT): value for key, value in found.items() if key.startswith(KEPT)}
+    return kept or dict(found)
+
+
+def _read(path: Path) -> Any:
+    if path.suffix != ".safetensors":
+        return torch.load(path, map_location="cpu", weights_only=True)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def pretrained(name: str) -> dict[str, Tensor]:
+    """Return torchvision's default pretrained weights of a model of ``PRETRAINED``, from its cache or the network.
+
+    Raises:
+        SettingError: If they are in neither; names the place and the address.
+    """
+    from torchvision import models as zoo
+
+    weights = zoo.get_model_weights(PRETRAINED[name]).DEFAULT
+    try:
+        found: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except (OSError, RuntimeError) as error:
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        raise SettingError(
+            f"init-from = torchvision: the weights of {name!r} are not in {folder} and cannot be fetched ({error}); "
+            f"put {weights.url} there, or give the path of a checkpoint as init-from"
+        ) from error
+    return found
+
+
+def _fitted(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Interpolate a vision transformer's positions to the size of the model's images."""
+    positions = "encoder.pos_embedding"
+    wanted = model.state_dict().get(BODY + positions)
+    if wanted is None or wanted.shape == weights[positions].shape:
+        return weights
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    extractor: Any = model.extractor
+    fitted: dict[str, Tensor] = interpolate_embeddings(
+        extractor.image_size, extractor.patch_size, {positions: weights[positions]}
+    )
+    return {**weights, **fitted}
+
+
+def _place(model: nn.Module, weights: Mapping[str, Tensor], source: str, name: str) -> None:
+    """Copy weights into the entries of the model that they belong to, in place."""
+    state = model.state_dict()
+    placed = {key if key in state else BODY + key: tensor for key, tensor in weights.items()}
+    misfits = {key for key, tensor in placed.items() if key in state and tensor.shape != state[key].shape}
+    if body := [key for key in misfits if not key.startswith(HEAD)]:
+        shapes = [f"{key} {tuple(placed[key].shape)}, not {tuple(state[key].shape)}" for key in sorted(body)]
+        raise SettingError(
+            f"init-from: {source} does not fit model {name!r}: {_listed(shapes, 4)}; take a checkpoint of this model "
+            "for samples of this shape, or leave these entries out of it"
+        )
+    if misfits:
+        placed = {key: tensor for key, tensor in placed.items() if not key.startswith(HEAD)}
+    chosen = {key: tensor for key, tensor in placed.items() if key in state}
+    if not chosen:
+        raise SettingError(
+            f"init-from: {source} has no entry of model {name!r}; it holds {_listed(weights, 4)}, the model has "
+            f"{_listed(state, 4)}"
+        )
+    with torch.no_grad():
+        for key, tensor in chosen.items():
+            state[key].copy_(tensor)
+    left = [key for key in weights if key not in chosen and BODY + key not in chosen]
+    fresh = [key for key in state if key not in chosen and not key.endswith("num_batches_tracked")]
+    for what, names in (("entries left out", left), ("entries of the model that stay fresh", fresh)):
+        if names:
+            _say(f"init-from: {source} for model {name!r}: {what}: {_listed(names)}")
+
+
+def freeze(model: nn.Module, patterns: str, name: str) -> None:
+    """Let the parameters that patterns match take no gradient, in place.
+
+    A BatchNorm layer whose parameters are all frozen keeps its statistics, too: training leaves it in evaluation mode
+    (:func:`fedapp.client_update.set_to_train`). Dropout inside frozen layers stays at work.
+
+    Args:
+        model: The model.
+        patterns: The setting ``freeze``: shell patterns over parameter names, separated by commas. One with a model's
+            name and a colon before it ("resnet18:extractor.layer1.*") is for that model alone.
+        name: The model's name.
+
+    Raises:
+        SettingError: If a pattern matches no parameter, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+        scope, _, rest = pattern.rpartition(":")
+        if scope and lookup(MODELS, scope, "model").name != name:
+            continue
+        matched = [key for key in parameters if fnmatch.fnmatchcase(key, rest)]
+        if not matched:
+            raise SettingError(
+                f"freeze: {pattern!r} matches no parameter of model {name!r}, which has {_listed(parameters)}; for one "
+                'model of several write its name before the pattern, as "resnet18:extractor.conv1.*"'
+            )
+        for key in matched:
+            parameters[key].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise SettingError(f"freeze = {patterns!r} leaves nothing of model {name!r} to train; freeze less of it")
+
+
+def _listed(names: Iterable[str], most: int = SHOWN) -> str:
+    """Return names in one line, the first ``most`` of them.
+
+    Example:
+        >>> _listed("abcde", 3)
+        'a, b, c and 2 more'
+    """
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+@functools.lru_cache(maxsize=256)
+def _say(text: str) -> None:
+    """Log a line once in this process: a hundred clients of one model have nothing new to say."""
+    logging.getLogger("flwr").info(text)
