@@ -41,7 +41,7 @@ def load(context: Context) -> node.Setup:
     name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))
 
     def build(architecture: str = name) -> nn.Module:
-        shapes = {"num_classes": data.num_classes, "input_shape": data.input_shape, "vocabulary": data.vocabulary}
+        shapes: Any = {key: getattr(data, key) for key in ("num_classes", "input_shape", "vocabulary")}
         return models.prepare(architecture, config, **shapes)
 
     return node.Setup(

@@ -248,6 +248,11 @@ def _check_fit(setup: Setup, features: Tensor, scores: Tensor) -> None:
             f"{tuple(features.shape)} and {tuple(scores.shape)} for one sample"
         )
     for part, samples in (("train", setup.train), ("test", setup.test)):
+        if setup.vocabulary and len(samples.y) and not 0 <= samples.x.min() <= samples.x.max() < setup.vocabulary:
+            raise ValueError(
+                f"token ids of the {part} samples must be in [0, {setup.vocabulary}), got {int(samples.x.min())} to "
+                f"{int(samples.x.max())}; the vocabulary counts padding (0) and unknown (1), too"
+            )
         if samples.y.dtype != torch.int64:
             raise ValueError(f"labels of the {part} samples must be int64, got {samples.y.dtype}; use y.long()")
         if len(samples.y) and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < setup.num_classes:

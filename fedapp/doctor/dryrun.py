@@ -55,10 +55,9 @@ def facts(name: str, case: Case) -> ModelFacts:
     """
     source = case.source
     with seeded(0):
-        model: Any = models.build(
-            name, num_classes=source.classes, input_shape=source.shape, feature_dim=case.config.feature_dim
-        )
-        width = dry_run(model, source.shape, source.classes)
+        shapes: Any = {"input_shape": source.shape, "vocabulary": source.vocabulary}
+        model: Any = models.prepare(name, case.config, num_classes=source.classes, **shapes)
+        width = dry_run(model, source.shape, source.classes, source.vocabulary)
     arrays = arrays_of(model)
     info = ClientInfo(
         client=name,
@@ -71,14 +70,14 @@ def facts(name: str, case: Case) -> ModelFacts:
     return ModelFacts(info, sum(array.nbytes for array in arrays.values()))
 
 
-def dry_run(model: Any, shape: tuple[int, ...], classes: int) -> int:
+def dry_run(model: Any, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> int:
     """Train ``model`` on two random samples and evaluate it on one, and return the width of its features.
 
     Raises:
         MisfitError: If an output or a gradient is not as it should be.
     """
     model.train()
-    z = model.features(torch.randn(TRAINED, *shape))
+    z = model.features(_drawn(TRAINED, shape, vocabulary))
     width = check_output("features", z, TRAINED, None, "training")
     logits = model.head(z)
     check_output("head", logits, TRAINED, classes, "training")
@@ -88,10 +87,14 @@ def dry_run(model: Any, shape: tuple[int, ...], classes: int) -> int:
     model.zero_grad(set_to_none=True)
     model.eval()
     with torch.no_grad():
-        z = model.features(torch.randn(EVALUATED, *shape))
+        z = model.features(_drawn(EVALUATED, shape, vocabulary))
         check_output("features", z, EVALUATED, width, "evaluation")
         check_output("head", model.head(z), EVALUATED, classes, "evaluation")
     return width
+
+
+def _drawn(count: int, shape: tuple[int, ...], vocabulary: int) -> Tensor:
+    return torch.randint(1, vocabulary, (count, *shape)) if vocabulary else torch.randn(count, *shape)
 
 
 def check_output(half: str, output: Any, rows: int, width: int | None, mode: str) -> int:

@@ -31,9 +31,10 @@ class Blanks:
     y: torch.Tensor
 
 
-def blanks(count: int, shape: tuple[int, ...]) -> Blanks:
-    """Return ``count`` samples of class 0."""
-    return Blanks(torch.zeros(count, *shape), torch.zeros(count, dtype=torch.int64))
+def blanks(count: int, shape: tuple[int, ...], vocabulary: int = 0) -> Blanks:
+    """Return ``count`` samples of class 0; texts are full of one word, not of padding."""
+    x = torch.ones(count, *shape, dtype=torch.int64) if vocabulary else torch.zeros(count, *shape)
+    return Blanks(x, torch.zeros(count, dtype=torch.int64))
 
 
 def step(config: RunConfig, model: str) -> dict[str, Any]:
@@ -41,11 +42,14 @@ def step(config: RunConfig, model: str) -> dict[str, Any]:
     plugins.load(config.plugins)
     torch.set_num_threads(config.training.torch_threads)
     source = lookup(datasets.DATASETS, config.data.dataset, "data set")
-    built = models.build(model, num_classes=source.classes, input_shape=source.shape, feature_dim=config.feature_dim)
+    shapes = source.shape, source.vocabulary
+    built = models.prepare(
+        model, config, num_classes=source.classes, input_shape=source.shape, vocabulary=source.vocabulary
+    )
     training = replace(config.training, local_epochs=1)
     update = ClientUpdate(None, Local("doctor", built, source.classes, training=training))
-    update.train(Downlink(), blanks(training.batch_size, source.shape))
-    update.evaluate(Downlink(), blanks(EVALUATION_BATCH, source.shape))
+    update.train(Downlink(), blanks(training.batch_size, *shapes))
+    update.evaluate(Downlink(), blanks(EVALUATION_BATCH, *shapes))
     found: dict[str, Any] = {"memory": peak_memory(), "gpu_memory": 0, "gpus": []}
     if update.local.device.type == "cuda":
         found["gpu_memory"] = torch.cuda.max_memory_reserved() + CUDA_CONTEXT

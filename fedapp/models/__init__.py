@@ -202,7 +202,7 @@ def prepare(name: str, config: RunConfig, *, num_classes: int, input_shape: Shap
         name, num_classes=num_classes, input_shape=input_shape, feature_dim=config.feature_dim, vocabulary=vocabulary
     )
     if config.init_from or config.freeze:
-        from fedapp.models import start
+        import fedapp.models.start as start
 
         start.initialise(model, config.init_from, name)
         start.freeze(model, config.freeze, name)

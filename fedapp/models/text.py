@@ -98,7 +98,8 @@ class Transformer(nn.Module):
         padding = ~is_token(embedded, lengths)
         for layer in self.layers:
             x = layer(x, src_key_padding_mask=padding)
-        return x[:, 0]
+        first: Tensor = x[:, 0]
+        return first
 
 
 @dataclass(frozen=True)
