@@ -100,7 +100,7 @@ class DataSettings:
     )
     test_split: str = setting(
         "auto",
-        "native = the data set's own test part, dealt out; shared = all of it (or a part set aside) for every client of "
+        "native = the data set's own test part, dealt out; shared = all of it (or a part set aside) for all clients of "
         "its domain; client = a random part of each client's share; auto = native where sources must stay apart "
         "(shared with test-samples-per-domain), else client",
         choices=("auto", "native", "shared", "client"),

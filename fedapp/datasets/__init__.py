@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError, lookup
-from fedapp.datasets import cifar10, cifar100, digits4, mnist, own, scaling, sharing
+from fedapp.datasets import cifar10, cifar100, digits4, digits_offline, mnist, own, scaling, sharing
 from fedapp.datasets.base import Ints, NodeData, Pool, Samples, Source
 from fedapp.datasets.partition import Share
 
@@ -33,6 +33,7 @@ __all__ = [
 
 DATASETS: dict[str, Source] = {
     "digits4": digits4.SOURCE,
+    "digits-offline": digits_offline.SOURCE,
     "mnist": mnist.SOURCE,
     "cifar10": cifar10.SOURCE,
     "cifar100": cifar100.SOURCE,

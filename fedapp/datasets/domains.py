@@ -80,7 +80,7 @@ def counts_of(text: str, names: Sequence[str], sizes: Ints) -> Ints:
         [600, 72]
         >>> counts_of("mnist=50 usps=7.5", ["mnist", "usps"], np.array([60_000, 7_291]))
         Traceback (most recent call last):
-        fedapp.settings.SettingError: samples-per-domain: '7.5' is not a whole number above 0 or a per cent, as 600 or 1%
+        fedapp.settings.SettingError: samples-per-domain: '7.5' is neither a whole number above 0 nor a per cent, as 1%
     """
     words = list(filter(None, re.split(r"[,\s]+", text)))
     if len(words) == 1 and "=" not in words[0]:
@@ -201,5 +201,5 @@ def _count(text: str, size: int) -> int:
     """Read a number, or a per cent of ``size``."""
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
     if not match or not float(text.rstrip("%")):
-        raise SettingError(f"samples-per-domain: {text!r} is not a whole number above 0 or a per cent, as 600 or 1%")
+        raise SettingError(f"samples-per-domain: {text!r} is neither a whole number above 0 nor a per cent, as 1%")
     return int(match[1]) if match[1] else max(1, math.floor(round(float(match[2]) * int(size), 6) / 100))

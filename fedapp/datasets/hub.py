@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError
-from fedapp.datasets.base import Bytes, Pool
+from fedapp.datasets.base import Bytes, Ints, Pool
 from fedapp.datasets.cache import Arrays, cached_arrays
 
 if TYPE_CHECKING:
@@ -36,18 +36,33 @@ class Repository:
         id: Repository id on the hub, and folder under ``data_root``.
         label: Column of the labels.
         classes: Number of classes C.
-        shape: (H, W, channels) of one image; one channel means grey.
+        shape: (H, W, channels) of one image; one channel means grey. () where the inputs are no images.
+        splits: The splits to read, in order; the first trains.
+        resize: Whether images of another size are resized, bilinearly; else they are an error.
+        domain: Column that names the domain of a sample, or "".
+        domains: The domains in order, if there is such a column.
+        config: The repository's configuration on the hub, if it has several.
+        on_hub: Whether the hub has it; ``local/...`` is only ever a local copy.
     """
 
     name: str
     id: str
     label: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...] = ()
+    splits: tuple[str, ...] = SPLITS
+    resize: bool = False
+    domain: str = ""
+    domains: tuple[str, ...] = ()
+    config: str = ""
+    on_hub: bool = True
+
+
+Splits = Mapping[str, "datasets.Dataset"]
 
 
 def load(repository: Repository, settings: DataSettings) -> Pool:
-    """Return the pool of a repository: the training split, then the test split.
+    """Return the pool of a repository of images: the training split, then the test split.
 
     Args:
         repository: Which repository.
@@ -56,19 +71,89 @@ def load(repository: Repository, settings: DataSettings) -> Pool:
     Raises:
         SettingError: If neither place has it, or a file cannot be read.
     """
-    files = local_files(repository, settings.data_root)
-    if files:
-        key = f"{repository.name}-v{VERSION}-{_digest(files)}"
-        arrays = cached_arrays(key, lambda: _decode(repository, _read(files)))
-    else:
-        key = f"{repository.name}-v{VERSION}-hub"
-        arrays = cached_arrays(key, lambda: _decode(repository, _download(repository, settings.data_root)))
+    key = f"{repository.name}-v{VERSION}-{identity([repository], settings.data_root)}"
+    arrays = cached_arrays(key, lambda: decode(repository, settings.data_root))
     return Pool(
         inputs=arrays["images"],
         labels=arrays["labels"],
         class_names=tuple(map(str, arrays["class_names"])),
-        is_test=arrays["is_test"],
+        domains=arrays.get("domains"),
+        domain_names=repository.domains,
+        is_test=arrays["is_test"] if len(repository.splits) > 1 else None,
     )
+
+
+def identity(repositories: Sequence[Repository], data_root: str) -> str:
+    """Return what tells local copies apart, for the name of a cache entry: a digest of their files, or hub.
+
+    Raises:
+        SettingError: If a copy lacks a split.
+    """
+    found = [local_files(repository, data_root) for repository in repositories]
+    paths = [path for files in found for parts in files.values() for path in parts]
+    return _digest(paths) if paths else "hub"
+
+
+def fetch(repository: Repository, data_root: str) -> Splits:
+    """Return the splits of a repository, the local copy's or the hub's.
+
+    Args:
+        repository: Which repository.
+        data_root: Folder with local copies, or "".
+
+    Raises:
+        SettingError: If neither place has it, a file cannot be read, or a column is missing.
+    """
+    files = local_files(repository, data_root)
+    splits = _read(files) if files else _download(repository, data_root)
+    for split in repository.splits:
+        held = splits[split].features if split in splits else {}
+        for column in filter(None, (repository.label, repository.domain)):
+            if column not in held:
+                raise SettingError(
+                    f"{repository.name}: no column {column!r} in {split}, only {', '.join(held)}; check the copy"
+                )
+    return splits
+
+
+def decode(repository: Repository, data_root: str) -> Arrays:
+    """Return the images, labels and whatever else a repository of images has, the training split first.
+
+    Returns:
+        ``images`` uint8 (N, H, W, C), ``labels`` int64 (N,), ``is_test`` bool (N,), ``class_names`` and, where the
+        repository has them, ``domains`` int64 (N,).
+
+    Raises:
+        SettingError: As :func:`fetch`, and for an image or a label that does not fit.
+    """
+    splits = fetch(repository, data_root)
+    column = _image_column(splits[repository.splits[0]].features)
+    images = np.concatenate([_pixels(repository, splits[split], column) for split in repository.splits])
+    return {"images": images, **facts(repository, splits)}
+
+
+def facts(repository: Repository, splits: Splits) -> Arrays:
+    """Return labels, split, class names and domains of a repository's samples, the fields of :func:`decode`.
+
+    Raises:
+        SettingError: If a label or a domain is not of the repository.
+    """
+    parts = [splits[split].with_format("numpy") for split in repository.splits]
+    labels = np.concatenate([np.asarray(part[repository.label]) for part in parts]).astype(np.int64)
+    if labels.min() < 0 or labels.max() >= repository.classes:
+        raise SettingError(
+            f"{repository.name}: labels run from {labels.min()} to {labels.max()}, "
+            f"expected 0 to {repository.classes - 1}; check column {repository.label!r} of the copy"
+        )
+    known = getattr(splits[repository.splits[0]].features[repository.label], "names", None)
+    arrays: Arrays = {
+        "labels": labels,
+        "is_test": np.repeat([place > 0 for place in range(len(parts))], [len(part) for part in parts]),
+        "class_names": np.asarray(known or list(map(str, range(repository.classes)))),
+    }
+    if repository.domain:
+        arrays["domains"] = _domains(repository, splits)
+    return arrays
 
 
 def local_files(repository: Repository, data_root: str) -> dict[str, list[Path]]:
@@ -80,23 +165,23 @@ def local_files(repository: Repository, data_root: str) -> dict[str, list[Path]]
     if not data_root:
         return {}
     folder = Path(data_root).expanduser() / repository.id
-    found = {split: sorted(folder.rglob(f"{split}*.parquet")) for split in SPLITS}
-    missing = [split for split in SPLITS if not found[split]]
-    if len(missing) == len(SPLITS):
+    found = {split: sorted(folder.rglob(f"{split}*.parquet")) for split in repository.splits}
+    missing = [split for split in repository.splits if not found[split]]
+    if len(missing) == len(repository.splits):
         return {}
     if missing:
         raise SettingError(f"{folder} holds no {missing[0]}*.parquet; complete the copy, or move it away for the hub's")
     return found
 
 
-def _digest(files: Mapping[str, list[Path]]) -> str:
+def _digest(paths: Sequence[Path]) -> str:
     """Identify files by path, size and time of change."""
-    stats = [(path.resolve(), path.stat()) for paths in files.values() for path in paths]
+    stats = [(path.resolve(), path.stat()) for path in paths]
     text = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read(files: Mapping[str, list[Path]]) -> dict[str, datasets.Dataset]:
+def _read(files: Mapping[str, list[Path]]) -> Splits:
     """Read local parquet files into memory; ``load_dataset`` would copy them into its cache first."""
     import datasets
     import pyarrow as pa
@@ -111,41 +196,39 @@ def _read(files: Mapping[str, list[Path]]) -> dict[str, datasets.Dataset]:
     return splits
 
 
-def _download(repository: Repository, data_root: str) -> Mapping[str, datasets.Dataset]:
+def _download(repository: Repository, data_root: str) -> Splits:
     import datasets
 
+    tried = Path(data_root).expanduser() / repository.id if data_root else "a local copy (data-root is not set)"
+    files = " and ".join(f"{split}.parquet" for split in repository.splits)
+    way_out = f"put {files} into <data-root>/{repository.id} and set data-root"
+    if not repository.on_hub:
+        raise SettingError(f"{repository.name} was not found in {tried}, and the hub has no such repository; {way_out}")
     try:
-        loaded: Mapping[str, datasets.Dataset] = datasets.load_dataset(repository.id)
+        loaded: Splits = datasets.load_dataset(repository.id, repository.config or None)
     except Exception as error:  # whatever the hub's client raises: its HTTP library has changed before
-        tried = Path(data_root).expanduser() / repository.id if data_root else "a local copy (data-root is not set)"
         raise SettingError(
             f"data set {repository.name} was found neither in {tried} nor on the hub as {repository.id} "
-            f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); "
-            f"put train.parquet and test.parquet into <data-root>/{repository.id} and set data-root, "
-            "or allow access to the hub"
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); {way_out}, or allow access to the hub"
         ) from error
     return loaded
 
 
-def _decode(repository: Repository, splits: Mapping[str, datasets.Dataset]) -> Arrays:
-    """Decode all images into one array, the training split first."""
-    features = splits["train"].features
-    for column in (repository.label, _image_column(features)):
-        if any(column not in splits[split].features for split in SPLITS):
-            raise SettingError(f"{repository.name}: no column {column!r}, only {', '.join(features)}; check the copy")
-    labels = np.concatenate([np.asarray(splits[split].with_format("numpy")[repository.label]) for split in SPLITS])
-    if labels.min() < 0 or labels.max() >= repository.classes:
+def _domains(repository: Repository, splits: Splits) -> Ints:
+    """Return the number of every sample's domain; the column holds names, or numbers with names in its feature."""
+    found: list[str] = []
+    for split in repository.splits:
+        values = splits[split].with_format("arrow")[:].column(repository.domain).to_pylist()
+        names = getattr(splits[split].features[repository.domain], "names", None)
+        found += [names[value] for value in values] if names else list(map(str, values))
+    strange = set(found) - set(repository.domains)
+    if strange:
         raise SettingError(
-            f"{repository.name}: labels run from {labels.min()} to {labels.max()}, "
-            f"expected 0 to {repository.classes - 1}; check column {repository.label!r} of the copy"
+            f"{repository.name}: column {repository.domain!r} holds {min(strange)!r}, "
+            f"expected {', '.join(repository.domains)}; check the copy"
         )
-    names = getattr(features[repository.label], "names", None) or list(map(str, range(repository.classes)))
-    return {
-        "images": np.concatenate([_pixels(repository, splits[split], _image_column(features)) for split in SPLITS]),
-        "labels": labels.astype(np.int64),
-        "is_test": np.repeat([False, True], [len(splits[split]) for split in SPLITS]),
-        "class_names": np.asarray(names),
-    }
+    numbers = {name: number for number, name in enumerate(repository.domains)}
+    return np.asarray([numbers[name] for name in found], dtype=np.int64)
 
 
 def _image_column(features: Mapping[str, object]) -> str:
@@ -158,13 +241,18 @@ def _pixels(repository: Repository, split: datasets.Dataset, column: str) -> Byt
     """Decode one split, uint8 (N, H, W, C)."""
     from PIL import Image
 
-    mode = "L" if repository.shape[-1] == 1 else "RGB"
+    if column not in split.features:
+        raise SettingError(f"{repository.name}: no column {column!r}, only {', '.join(split.features)}; check the copy")
+    mode, size = "L" if repository.shape[-1] == 1 else "RGB", (repository.shape[1], repository.shape[0])
     cells = split.with_format("arrow")[:].column(column)
     images = np.empty((len(cells), *repository.shape), dtype=np.uint8)
     for position, cell in enumerate(cells):
         try:
             with Image.open(io.BytesIO(cell.as_py()["bytes"])) as image:
-                images[position] = np.asarray(image.convert(mode)).reshape(repository.shape)
+                shown = image.convert(mode)
+                if repository.resize and shown.size != size:
+                    shown = shown.resize(size, Image.Resampling.BILINEAR)
+                images[position] = np.asarray(shown).reshape(repository.shape)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SettingError(f"{repository.name}: image {position} cannot be read: {error}; copy it again") from error
     return images
