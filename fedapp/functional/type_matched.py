@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Matching = Literal["entry", "row"]
+from ._checks import check_choice
+from ._count_mean import Part, count_mean, divided
 
-_BLOCK = 1 << 16
-"""Elements that are accumulated at once: few enough to stay in the processor's cache, in float64."""
+Matching = Literal["entry", "row"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Rows:
     def __post_init__(self) -> None:
         if self.index.ndim != 1 or len(self.index) != len(self.values):
             raise ValueError(f"a pool needs one row a channel, got {self.values.shape} for {self.index.shape} channels")
-        if (np.diff(self.index) <= 0).any() or (self.index < 0).any():
+        if (self.index[1:] <= self.index[:-1]).any() or (self.index[:1] < 0).any():
             raise ValueError(f"the channels of a pool must ascend from 0 or later, got {self.index.tolist()}")
 
 
@@ -103,15 +103,14 @@ def type_matched_mean(
         ([1.25, 0.0, 9.0], {0: ([1], [5.0]), 1: ([1], [7.0])})
     """
     _check_entry(shared, pools)
-    if matching not in get_args(Matching):
-        raise ValueError(f"matching must be one of {', '.join(get_args(Matching))}, got {matching!r}")
+    check_choice("matching", matching, get_args(Matching))
     parts = [_part(shared, upload, number, matching) for number, upload in enumerate(uploads)]
-    mean = _count_mean(shared, [part.of(~upload.private) for part, upload in zip(parts, uploads, strict=True)])
+    mean = count_mean(shared, [_chosen(part, ~upload.private) for part, upload in zip(parts, uploads, strict=True)])
     merged = dict(pools)
     for group in sorted({upload.group for upload in uploads if upload.private.any()}):
-        members = [(p, u) for p, u in zip(parts, uploads, strict=True) if u.group == group]
-        trained = [part.of(upload.private) for part, upload in members]
-        merged[group] = _train_pool(shared, pools.get(group), trained)
+        members = [(part, upload) for part, upload in zip(parts, uploads, strict=True) if upload.group == group]
+        trained = [_chosen(part, upload.private) for part, upload in members]
+        merged[group] = _trained_pool(shared, pools.get(group), trained)
     return mean, merged
 
 
@@ -185,9 +184,9 @@ def consensus(
         weight = np.where(is_global, 0.0, weights[group])[pool.index]
         if not np.isfinite(weight).all() or (weight < 0).any():
             raise ValueError(f"the weights of pool {group} must be finite and >= 0, got {weights[group].tolist()}")
-        total[pool.index] += _along_rows(weight, shared.ndim) * pool.values
+        total[pool.index] += weight.reshape(-1, *(1,) * (shared.ndim - 1)) * pool.values
         counts[pool.index] += weight
-    return _divided(total, counts, shared)
+    return divided(total, counts, shared)
 
 
 def remap(pools: Mapping[int, Rows], shared: NDArray[Any], moves: Mapping[int, Mapping[int, float]]) -> dict[int, Rows]:
@@ -223,31 +222,14 @@ def remap(pools: Mapping[int, Rows], shared: NDArray[Any], moves: Mapping[int, M
         if len(olds) == len(held) == 1:
             moved[new] = held[0]
         elif held:
-            index = _union(*(pool.index for pool in held))
+            index = _union(len(shared), *(pool.index for pool in held))
             seen = [(_seen(shared, pools.get(old), index), weight) for old, weight in olds.items()]
             total = sum(np.multiply(rows, weight, dtype=np.float64) for rows, weight in seen)
             moved[new] = Rows(index, (total / sum(olds.values())).astype(shared.dtype))
     return moved
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Rows of an upload on their way: values[take] go to the rows ``put`` and to ``columns``."""
-
-    number: int
-    values: NDArray[Any]  # (r, c, rest)
-    take: NDArray[np.int64]
-    put: NDArray[np.int64]
-    columns: NDArray[np.int64] | None
-    weight: float
-
-    def of(self, chosen: NDArray[np.bool_]) -> _Part:
-        """Keep the rows that are chosen, out of all of the upload."""
-        take = np.flatnonzero(chosen)
-        return _Part(self.number, self.values, take, self.put[take], self.columns, self.weight)
-
-
-def _part(shared: NDArray[Any], upload: Upload, number: int, matching: Matching) -> _Part:
+def _part(shared: NDArray[Any], upload: Upload, number: int, matching: Matching) -> Part:
     """Check an upload and flatten its values to (r, c, rest)."""
     rows = _checked(upload.rows, len(shared), f"rows of upload {number}")
     width = shared.shape[1] if shared.ndim > 1 else 1
@@ -267,7 +249,7 @@ def _part(shared: NDArray[Any], upload: Upload, number: int, matching: Matching)
     if matching == "row" and columns is not None and len(columns) < width:
         values, columns = _completed(shared, upload, number), None
     flat = values.reshape(len(rows), width if columns is None else len(columns), -1)
-    return _Part(number, flat, np.arange(len(rows)), rows, columns, float(upload.weight))
+    return Part(number, flat, np.arange(len(rows)), rows, columns, float(upload.weight))
 
 
 def _completed(shared: NDArray[Any], upload: Upload, number: int) -> NDArray[Any]:
@@ -281,16 +263,24 @@ def _completed(shared: NDArray[Any], upload: Upload, number: int) -> NDArray[Any
     return rows
 
 
-def _train_pool(shared: NDArray[Any], pool: Rows | None, parts: list[_Part]) -> Rows:
+def _chosen(part: Part, chosen: NDArray[np.bool_]) -> Part:
+    """Keep some of the rows of an upload that is still whole."""
+    take = np.flatnonzero(chosen)
+    put = part.put[take]
+    order = put.argsort()
+    return Part(part.number, part.values, take[order], put[order], part.columns, part.weight)
+
+
+def _trained_pool(shared: NDArray[Any], pool: Rows | None, parts: list[Part]) -> Rows:
     """Average the Private rows of one group and put them into its pool."""
-    trained = _union(*(part.put for part in parts))
-    moved = [_Part(p.number, p.values, p.take, np.searchsorted(trained, p.put), p.columns, p.weight) for p in parts]
-    mean = _count_mean(_seen(shared, pool, trained), moved)
+    trained = _union(len(shared), *(part.put for part in parts))
+    moved = [Part(p.number, p.values, p.take, trained.searchsorted(p.put), p.columns, p.weight) for p in parts]
+    mean = count_mean(_seen(shared, pool, trained), moved)
     if pool is None:
         return Rows(trained, mean)
-    index = _union(pool.index, trained)
+    index = _union(len(shared), pool.index, trained)
     values = _seen(shared, pool, index)
-    values[np.searchsorted(index, trained)] = mean
+    values[index.searchsorted(trained)] = mean
     return Rows(index, values)
 
 
@@ -298,72 +288,18 @@ def _seen(shared: NDArray[Any], pool: Rows | None, index: NDArray[np.int64]) -> 
     """Return rows as a group sees them: of its pool, or the shared ones where that lacks them."""
     rows = shared[index]
     if pool is not None:
-        _, ours, theirs = np.intersect1d(index, pool.index, assume_unique=True, return_indices=True)
-        rows[ours] = pool.values[theirs]
+        inside = np.zeros(len(shared), dtype=np.bool_)
+        inside[pool.index] = True
+        held = inside[index]
+        rows[held] = pool.values[pool.index.searchsorted(index[held])]
     return rows
 
 
-def _count_mean(old: NDArray[Any], parts: Sequence[_Part]) -> NDArray[Any]:
-    """Average every element over the parts that carry it; the others keep their old value."""
-    width = old.shape[1] if old.ndim > 1 else 1
-    total = np.zeros((len(old), math.prod(old.shape[1:])), dtype=np.float64)
-    # A count for each (row, column); if all parts carry whole rows, for each row.
-    counts = np.zeros((len(old), 1 if all(part.columns is None for part in parts) else width))
-    for part in parts:
-        if part.values.size and part.take.size:
-            _accumulate(total, counts, part, width)
-    return _divided(total.reshape(*counts.shape, -1), counts, old)
-
-
-def _accumulate(total: NDArray[Any], counts: NDArray[Any], part: _Part, width: int) -> None:
-    """Add a part's rows to ``total`` (R, width * rest), and its weight to ``counts``, block by block.
-
-    Compact rows are spread to full width first, with a factor 0 where they carry nothing: long contiguous runs are
-    several times faster than a scatter to every (row, column).
-    """
-    scale, source = np.full(width, part.weight), None
-    if part.columns is not None:
-        source = np.zeros(width, dtype=np.int64)
-        source[part.columns] = np.arange(len(part.columns))
-        scale = np.zeros(width)
-        scale[part.columns] = part.weight
-    factors = np.repeat(scale, part.values.shape[2])
-    step = max(1, _BLOCK // len(factors))
-    for start in range(0, len(part.take), step):
-        take, put = (_slice(index[start : start + step]) for index in (part.take, part.put))
-        block = part.values[take]
-        if source is not None:
-            block = block.take(source, axis=1, mode="clip")
-        scaled = np.multiply(block.reshape(len(block), -1), factors, dtype=np.float64)
-        if not np.isfinite(scaled).all():
-            raise ValueError(f"upload {part.number} holds values that are not finite; leave this client out")
-        total[put] += scaled
-        counts[put] += scale[: counts.shape[1]]
-
-
-def _divided(total: NDArray[Any], counts: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:
-    """Turn sums into means, in the shape and dtype of ``old``; where nothing was counted, the value of ``old``."""
-    missing = counts == 0
-    np.divide(total, _along_rows(np.where(missing, 1.0, counts), total.ndim), out=total)
-    mean = total.astype(old.dtype)
-    if missing.any():
-        mean[missing] = old.reshape(total.shape)[missing]
-    return mean.reshape(old.shape)
-
-
-def _along_rows(values: NDArray[Any], ndim: int) -> NDArray[Any]:
-    return values.reshape(*values.shape, *(1,) * (ndim - values.ndim))
-
-
-def _slice(index: NDArray[np.int64]) -> NDArray[np.int64] | slice:
-    """Return ascending neighbours as a slice, which numpy reads without a copy."""
-    first, last = int(index[0]), int(index[-1])
-    contiguous = last - first == len(index) - 1 and (np.diff(index) == 1).all()
-    return slice(first, last + 1) if contiguous else index
-
-
-def _union(*indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.unique(np.concatenate(indices))
+def _union(size: int, *indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    inside = np.zeros(size, dtype=np.bool_)
+    for index in indices:
+        inside[index] = True
+    return np.flatnonzero(inside)
 
 
 def _checked(index: NDArray[np.int64] | None, size: int, name: str) -> NDArray[np.int64]:
@@ -372,10 +308,12 @@ def _checked(index: NDArray[np.int64] | None, size: int, name: str) -> NDArray[n
         return np.arange(size)
     if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
         raise ValueError(f"{name} must be a list of positions, got {index.dtype} of shape {index.shape}")
-    if index.size and (index.min() < 0 or index.max() >= size):
-        raise ValueError(f"{name} must be in [0, {size}), got {int(index.min())} to {int(index.max())}")
-    if index.size and np.bincount(index).max() > 1:
-        raise ValueError(f"{name} must not repeat, got {np.flatnonzero(np.bincount(index) > 1).tolist()} twice")
+    ordered = np.sort(index)
+    if len(index) and (ordered[0] < 0 or ordered[-1] >= size):
+        raise ValueError(f"{name} must be in [0, {size}), got {int(ordered[0])} to {int(ordered[-1])}")
+    repeated = ordered[1:] == ordered[:-1]
+    if repeated.any():
+        raise ValueError(f"{name} must not repeat, got {ordered[1:][repeated].tolist()} again")
     return index
 
 
