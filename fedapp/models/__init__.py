@@ -85,6 +85,7 @@ _ROWS = (
     _entry("resnet", "resnet8", 256, "ImageNet stem and three stages of one BasicBlock"),
     _entry("resnet", "resnet10", 512, "ImageNet stem and four stages of one BasicBlock"),
     _entry("resnet", "resnet10-cifar", 512, "ResNet-10 with a 3x3 stem and no pooling after it (FedSAP's)"),
+    _entry("resnet", "resnet10-cifar-quarter", 128, "resnet10-cifar with a quarter of its width"),
     _entry("resnet", "resnet18-cifar", 512, "ResNet-18 with a 3x3 stem and no pooling after it (FedSAP's)"),
     _entry("torchvision_models", "resnet18", 512, "torchvision's ResNet-18, from scratch"),
     _entry("torchvision_models", "resnet34", 512, "torchvision's ResNet-34, from scratch"),

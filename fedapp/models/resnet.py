@@ -46,6 +46,7 @@ LAYOUTS = {
     # As in the public code FedSAP builds on, down to torch's default initialisation.
     "resnet10-cifar": Layout(_WIDTHS, kernel=3, stride=1, maxpool=False, fan_out=False),
     "resnet18-cifar": Layout(_WIDTHS, blocks=2, kernel=3, stride=1, maxpool=False, fan_out=False),
+    "resnet10-cifar-quarter": Layout((16, 32, 64, 128), kernel=3, stride=1, maxpool=False, fan_out=False),
     "small-resnet": Layout((16, 32, 64), kernel=5),
 }
 

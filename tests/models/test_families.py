@@ -47,6 +47,14 @@ def test_the_cifar_resnets_have_fedsaps_counts_at_ten_classes(name, expected):
     assert parameters(build(name, num_classes=10, input_shape=(3, 32, 32))) == expected
 
 
+def test_the_quarter_wide_resnet10_has_its_hand_count():
+    stem = 3 * 9 * 16 + 2 * 16
+    first = 2 * (16 * 9 + 2) * 16
+    halving = sum((i * 9 + 2) * o + (o * 9 + 2) * o + (i + 2) * o for i, o in ((16, 32), (32, 64), (64, 128)))
+    model = build("resnet10-cifar-quarter", num_classes=10, input_shape=(3, 32, 32), feature_dim=128)
+    assert parameters(model) == stem + first + halving + 128 * 10 + 10
+
+
 def test_resnet18_cifar_differs_from_torchvisions_only_in_the_stem():
     cifar, imagenet = (
         {key: value.shape for key, value in build(name, num_classes=10, input_shape=(3, 32, 32)).state_dict().items()}
