@@ -207,6 +207,7 @@ def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
 
 def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
     """Say who this client is: sizes, layouts of its model and head, and its model's digest where asked for."""
+    _check_tokens(setup)
     with _random_streams(instruction, setup, "introduce"):
         update, memory = _update(instruction, setup, before=instruction.round + 1)
         model = update.model
@@ -236,6 +237,22 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
     )
 
 
+def _check_tokens(setup: Setup) -> None:
+    """Check that texts are token ids of the vocabulary, before a model looks them up.
+
+    Raises:
+        ValueError: Naming what came and what has to be.
+    """
+    for part, samples in (("train", setup.train), ("test", setup.test)) if setup.vocabulary else ():
+        x = samples.x
+        if x.dtype != torch.int64 or (x.numel() and not 0 <= int(x.min()) <= int(x.max()) < setup.vocabulary):
+            got = f"{int(x.min())} to {int(x.max())} of {x.dtype}" if x.numel() else str(x.dtype)
+            raise ValueError(
+                f"token ids of the {part} samples must be int64 in [0, {setup.vocabulary}), got {got}; the vocabulary "
+                "counts padding (0) and unknown (1), too"
+            )
+
+
 def _check_fit(setup: Setup, features: Tensor, scores: Tensor) -> None:
     """Check once, before anything is trained, that model, labels and number of classes fit together.
 
@@ -248,11 +265,6 @@ def _check_fit(setup: Setup, features: Tensor, scores: Tensor) -> None:
             f"{tuple(features.shape)} and {tuple(scores.shape)} for one sample"
         )
     for part, samples in (("train", setup.train), ("test", setup.test)):
-        if setup.vocabulary and len(samples.y) and not 0 <= samples.x.min() <= samples.x.max() < setup.vocabulary:
-            raise ValueError(
-                f"token ids of the {part} samples must be in [0, {setup.vocabulary}), got {int(samples.x.min())} to "
-                f"{int(samples.x.max())}; the vocabulary counts padding (0) and unknown (1), too"
-            )
         if samples.y.dtype != torch.int64:
             raise ValueError(f"labels of the {part} samples must be int64, got {samples.y.dtype}; use y.long()")
         if len(samples.y) and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < setup.num_classes:
