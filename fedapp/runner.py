@@ -163,7 +163,8 @@ def absolute(config: RunConfig) -> RunConfig:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     made = f"{config.method}-{config.data.dataset}-s{config.seed}-{stamp}-{os.getpid()}"
     name = config.run_name or f"{made}-{next(_counter)}"
-    return dataclasses.replace(config, data=data, out=resolve(config.out), run_name=name)
+    start = config.init_from if config.init_from == "torchvision" else resolve(config.init_from)
+    return dataclasses.replace(config, data=data, out=resolve(config.out), run_name=name, init_from=start)
 
 
 def run_on(link: SuperLink, config: RunConfig, clients: int, progress: Progress | None = None) -> Path:
