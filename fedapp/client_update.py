@@ -213,19 +213,23 @@ class ClientUpdate:
     def evaluate(self, downlink: Downlink, samples: LabelledSamples) -> Uplink:
         """Evaluate on ``samples``; metrics are shares of correct answers, and the mean cross-entropy ``loss``."""
         self.receive(downlink)
-        self.model.eval()
-        count = len(samples.y)
+        if len(samples.y):
+            self.metrics.update(self.measure(self.model, samples))
+        return Uplink(self.local.client, len(samples.y), {}, self.metrics)
+
+    @torch.no_grad()
+    def measure(self, model: Any, samples: LabelledSamples) -> dict[str, float]:
+        """Return shares of correct answers by name and the mean cross-entropy of a model on at least one sample."""
+        model.eval()
         correct: dict[str, int] = {}
         loss = 0.0
-        for start in range(0, count, EVALUATION_BATCH):
+        for start in range(0, len(samples.y), EVALUATION_BATCH):
             y = samples.y[start : start + EVALUATION_BATCH].to(self.local.device)
-            z, logits = self.forward(self.model, samples.x[start : start + EVALUATION_BATCH].to(self.local.device))
+            z, logits = self.forward(model, samples.x[start : start + EVALUATION_BATCH].to(self.local.device))
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             for name, labels in self.predictions(z, logits).items():
                 correct[name] = correct.get(name, 0) + int((labels == y).sum())
-        if count:
-            self.metrics.update({name: hits / count for name, hits in correct.items()}, loss=loss / count)
-        return Uplink(self.local.client, count, {}, self.metrics)
+        return {**{name: hits / len(samples.y) for name, hits in correct.items()}, "loss": loss / len(samples.y)}
 
 
 def batches(num_samples: int, settings: TrainingSettings, generator: torch.Generator) -> list[Tensor]:

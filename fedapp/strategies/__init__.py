@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fedapp.config import SettingError, lookup
-from fedapp.strategies import fedavg, fedgh, fedproto, fedsaf, fml, lg_fedavg, local
+from fedapp.strategies import fedavg, fedgh, fedproto, fedsaf, fedsap, fml, lg_fedavg, local
 from fedapp.strategies.base import Method, PayloadStrategy
 from fedapp.strategies.fedavg import FedAvg, FedAvgParams
 from fedapp.strategies.fedgh import FedGH, FedGHParams
 from fedapp.strategies.fedproto import FedProto, FedProtoParams
 from fedapp.strategies.fedsaf import FedSAF, FedSAFParams, register_alignment
+from fedapp.strategies.fedsap import FedSAP, FedSAPParams
 from fedapp.strategies.fml import FML, FMLParams
 from fedapp.strategies.lg_fedavg import LGFedAvg
 from fedapp.strategies.local import Local
@@ -17,6 +18,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         fedsaf.METHOD,
+        fedsap.METHOD,
         local.METHOD,
         fedavg.METHOD,
         fedproto.METHOD,
@@ -63,6 +65,8 @@ __all__ = [
     "FedProtoParams",
     "FedSAF",
     "FedSAFParams",
+    "FedSAP",
+    "FedSAPParams",
     "LGFedAvg",
     "Local",
     "Method",
