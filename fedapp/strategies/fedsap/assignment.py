@@ -142,8 +142,13 @@ class Assignment:
     def _take_utilities(self, measured: Mapping[str, Measured]) -> None:
         how: Any = self.params.normalisation
         for client, found in measured.items():
-            magnitudes = [measures.normalise(m, self.graph.slices, how) for m in (found.activation, found.gradient)]
-            fresh = measures.utility(*magnitudes, self.params.activation_weight, self.params.gradient_weight)
+            activation = measures.normalise(found.activation, self.graph.slices, how)
+            gradient = measures.normalise(found.gradient, self.graph.slices, how)
+            shares = {
+                "activation_weight": self.params.activation_weight,
+                "gradient_weight": self.params.gradient_weight,
+            }
+            fresh = measures.utility(activation, gradient, **shares)
             member = self.members[client]
             beta = self.params.beta if "utility" in self.params.ema_targets else 0.0
             side: Any = self.params.beta_on if beta else "old"

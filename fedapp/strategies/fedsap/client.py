@@ -124,7 +124,8 @@ class FedSAPUpdate(ClientUpdate):
         if not self.params.penalty:
             return loss
         norm = z.square().sum(dim=1) if self.params.penalty_norm == "l2sq" else z.norm(dim=1)
-        return loss + self.params.penalty * norm.mean()
+        penalised: Tensor = loss + self.params.penalty * norm.mean()
+        return penalised
 
     def after_step(self) -> None:
         """Note the gradients of the last epoch; hold what is not this client's."""
