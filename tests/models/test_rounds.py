@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import fedapp
-from fedapp import datasets, models
+from fedapp import datasets, doctor, models
 from fedapp.client_update import Local
 from fedapp.config import RunConfig, TrainingSettings, parse, split_pairs
+from fedapp.doctor.step import step
 from fedapp.payload import Downlink
 from fedapp.strategies import METHODS
 from tests.conftest import Samples
@@ -104,3 +105,25 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_training(tmp_path, monk
 
 def _cut(pool):
     return replace(pool, vocabulary=30)
+
+
+def test_a_server_model_starts_from_the_checkpoint_too(tmp_path):
+    torch.manual_seed(5)
+    donor = models.build("small-gru", num_classes=CLASSES, input_shape=(15,), feature_dim=64, vocabulary=40)
+    torch.save(donor.state_dict(), tmp_path / "start.pt")
+    settings = {"partition": "iid", "feature_dim": 64, "out": tmp_path, "init_from": tmp_path / "start.pt"}
+    run = fedapp.run("fedavg", clients=2, rounds=0, dataset="tiny-texts", models="small-gru", report=False, **settings)
+    for key, weight in run.client("1").model.state_dict().items():
+        assert torch.equal(weight, donor.state_dict()[key])
+
+
+def test_the_doctor_tries_text_models_on_token_ids():
+    def looked_at(models):
+        config = parse(RunConfig, {"dataset": "tiny-texts", "models": models, "feature-dim": 32, "device": "cpu"})
+        checks = [check for check in doctor.CHECKS if check.name == "models"]
+        return doctor.examine(config, 3, checks)[0]
+
+    assert "small-gru, small-transformer: features (B, 32) and scores (B, 3)" in looked_at("small3-txt").detail
+    assert "takes images or numbers, the data set has tokens" in looked_at("mlp").findings[0].problem
+    config = parse(RunConfig, {"dataset": "tiny-texts", "device": "cpu", "batch-size": 4})
+    assert step(config, "small-gru")["memory"] > 0
