@@ -31,7 +31,7 @@ def models() -> list[Row]:
     """Return every model, then every group of models."""
     from fedapp.models import GROUPS, MODELS
 
-    single = [{"name": name, "summary": entry.summary} for name, entry in MODELS.items()]
+    single = [{"name": name, "summary": entry.summary, "takes": list(entry.takes)} for name, entry in MODELS.items()]
     return single + [{"name": name, "summary": "group", "members": list(members)} for name, members in GROUPS.items()]
 
 
