@@ -56,6 +56,31 @@ def similarity(
     return _cosines(_centred(values, held) if center else values, held)
 
 
+def relative_spread(signals: Float[np.ndarray, "K n"], active: Bool[np.ndarray, "K n"]) -> float:
+    """Return how far signals lie apart for their size, sqrt(Σ|s_i - mean|² / Σ|s_i|²), over active entries.
+
+    Clusters can always be found; with statistics of one domain this is near 0, and they mean nothing.
+
+    Args:
+        signals: (K, n), one signal a client; read only where active.
+        active: (K, n), which entries each client has.
+
+    Returns:
+        In [0, 1]; 0 if all signals are zero.
+
+    Example:
+        >>> relative_spread(np.array([[1.0, 1.0], [1.0, 1.0]]), np.ones((2, 2), dtype=bool))
+        0.0
+        >>> relative_spread(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.ones((2, 2), dtype=bool))
+        1.0
+    """
+    values = np.where(active, signals, 0.0)
+    count = active.sum(axis=0)
+    mean = np.divide(values.sum(axis=0), count, out=np.zeros(values.shape[1]), where=count > 0)
+    size = float(np.square(values).sum())
+    return float(np.sqrt(np.square(np.where(active, values - mean, 0.0)).sum() / size)) if size else 0.0
+
+
 def cluster(
     similarity: Float[np.ndarray, "K K"],
     *,

@@ -1,7 +1,7 @@
 """Channel roles of FedSAP: who keeps which channel, as Global, Private or Dropped (Selective Global Protection).
 
 Per-channel arrays are flat, (U,) over all layers; ``slices`` says where each layer lies. The statistics that decide
-live in :mod:`fedapp.functional.channel_statistics` and are offered here too.
+live in :mod:`fedapp.functional.channel_statistics`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._checks import check_choice, check_finite, check_layers
-from .channel_statistics import dispersion, fill_missing, group_means, normalise, smooth, utility
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, UInt8
-
-__all__ = [
-    "DROPPED",
-    "GLOBAL",
-    "PRIVATE",
-    "assign_roles",
-    "dispersion",
-    "fill_missing",
-    "globally_assigned",
-    "group_means",
-    "normalise",
-    "own_roles",
-    "pack_roles",
-    "rotating_channels",
-    "select_active",
-    "smooth",
-    "unpack_roles",
-    "utility",
-]
 
 TargetMode = Literal["floor", "exact", "floor-cap"]
 
@@ -55,7 +35,7 @@ def select_active(
     """Choose the active channels of a client: in each layer the top n_l by utility, ties by index.
 
     Args:
-        utilities: (U,), utilities u, finite; see :func:`fill_missing`.
+        utilities: (U,), utilities u, finite; see ``channel_statistics.fill_missing``.
         counts: (L,), channels to keep in each layer, within [1, C].
         slices: L slices, where each layer lies.
         sets: Layers that share one mask, such as the writers of a residual stream; they need equal sizes and counts,
@@ -172,67 +152,6 @@ def assign_roles(
         shared = max(stable, needed)
         roles[channels[:shared]], roles[channels[shared:]] = GLOBAL, PRIVATE
     return roles
-
-
-def globally_assigned(
-    actives: Bool[np.ndarray, "K U"],
-    dispersion: Float[np.ndarray, " U"],
-    slices: Sequence[slice],
-    *,
-    tau: float = 0.05,
-    global_target: float = 0.9,
-    mode: TargetMode = "floor",
-) -> UInt8[np.ndarray, " U"]:
-    """Decide the roles once for all clients, on the union of their active sets; :func:`own_roles` gives each its own.
-
-    So no channel is Global for one client and Private for another, which Eq. 3 of the paper, client by client, allows.
-    The target share of Global channels then holds for the union, not for every client.
-
-    Args:
-        actives: (K, U), the active sets of the clients.
-        dispersion: (U,), see :func:`assign_roles`.
-        slices: L slices, where each layer lies.
-        tau: Threshold τ_var >= 0.
-        global_target: g_target in [0, 1].
-        mode: See :func:`assign_roles`.
-
-    Returns:
-        (U,) uint8; DROPPED is what nobody has active.
-
-    Raises:
-        ValueError: See :func:`assign_roles`.
-
-    Example:
-        >>> actives = np.array([[True, False, False], [True, True, False]])
-        >>> globally_assigned(actives, np.array([0.0, 0.9, 0.0]), [slice(0, 3)], global_target=0.5).tolist()
-        [1, 2, 0]
-    """
-    union = np.asarray(actives.any(axis=0))
-    return assign_roles(union, dispersion, slices, tau=tau, global_target=global_target, mode=mode)
-
-
-def own_roles(roles: UInt8[np.ndarray, " U"], active: Bool[np.ndarray, " U"]) -> UInt8[np.ndarray, " U"]:
-    """Return a client's own roles where roles are decided once for all: the common role where active, else Dropped.
-
-    Args:
-        roles: (U,), see :func:`globally_assigned`.
-        active: (U,), the client's active set.
-
-    Raises:
-        ValueError: If shapes differ, or a channel is active that was dropped for everybody.
-
-    Example:
-        >>> own_roles(np.array([1, 2, 0], dtype=np.uint8), np.array([False, True, False])).tolist()
-        [0, 2, 0]
-    """
-    if roles.shape != active.shape:
-        raise ValueError(f"roles and active must agree, got {roles.shape} and {active.shape}")
-    without = np.flatnonzero(active & (roles == DROPPED))
-    if len(without):
-        raise ValueError(
-            f"channel {without[0]} is active but has no role; decide roles on the union of all active sets"
-        )
-    return np.where(active, roles, np.uint8(DROPPED))
 
 
 def pack_roles(roles: UInt8[np.ndarray, " U"]) -> UInt8[np.ndarray, " packed"]:

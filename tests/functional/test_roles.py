@@ -10,8 +10,6 @@ from fedapp.functional.roles import (
     GLOBAL,
     PRIVATE,
     assign_roles,
-    globally_assigned,
-    own_roles,
     pack_roles,
     rotating_channels,
     select_active,
@@ -151,22 +149,6 @@ def test_each_layer_meets_the_target_and_private_channels_vary_more_than_global_
             assert private.min() > tau
 
 
-def test_roles_decided_once_make_no_channel_global_here_and_private_there():
-    actives = np.array([truths(1, 1, 0, 0), truths(0, 1, 1, 0)])
-    spread = np.array([0.3, 0.2, 0.01, NAN])
-    # alone, client 0 would share channel 1 (the calmer of its two); on the union, round(0.5 * 3) = 2 are Global
-    roles = globally_assigned(actives, spread, [slice(0, 4)], global_target=0.5)
-    assert roles.tolist() == [P, G, G, D]
-    assert [own_roles(roles, active).tolist() for active in actives] == [[P, G, D, D], [D, G, G, D]]
-    alone = globally_assigned(actives[:1], spread, [slice(0, 4)], global_target=0.5)
-    np.testing.assert_array_equal(alone, assign_roles(actives[0], spread, [slice(0, 4)], global_target=0.5))
-
-
-def test_a_channel_outside_the_union_has_no_role_to_take():
-    with pytest.raises(ValueError, match="channel 1 is active but has no role"):
-        own_roles(np.array([G, D], dtype=np.uint8), truths(1, 1))
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([D, G, P]), max_size=70))
 def test_roles_come_back_from_two_bits_a_channel(values):
@@ -194,7 +176,6 @@ def test_roles_come_back_from_two_bits_a_channel(values):
         (lambda: one_layer([0.1], global_target=1.1), "got 0.05 and 1.1"),
         (lambda: one_layer([0.1], mode="cap"), "mode must be one of floor, exact, floor-cap"),
         (lambda: assign_roles(truths(1), np.ones(2), [slice(0, 1)]), r"\(1,\) and \(2,\)"),
-        (lambda: own_roles(np.ones(2, dtype=np.uint8), truths(1)), r"\(2,\) and \(1,\)"),
         (lambda: pack_roles(np.array([3], dtype=np.uint8)), r"roles must be 0, 1 or 2, got \[3\]"),
         (lambda: unpack_roles(np.array([3], dtype=np.uint8), 1), r"got \[0, 3\]"),
         (lambda: unpack_roles(np.array([1, 1], dtype=np.uint8), 4), "4 roles take 1 bytes"),

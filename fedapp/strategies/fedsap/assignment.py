@@ -159,7 +159,7 @@ class Assignment:
             self.members[client].signal = signal
         if (round_number - 1) % self.params.regroup_every == 0 and signals:
             clients = list(signals)
-            labels = self._cluster(self._similarity(clients))
+            labels = self._cluster(clients)
             old = np.array([self.members[client].group for client in clients])
             elsewhere = [m.group for c, m in self.members.items() if c not in signals]
             for client, label in zip(clients, grouping.relabel(old, labels, elsewhere), strict=True):
@@ -168,14 +168,20 @@ class Assignment:
         for client in signals:
             self._join_nearest(client)
 
-    def _similarity(self, clients: Sequence[str]) -> Floats:
+    def _signals(self, clients: Sequence[str]) -> tuple[Floats, Bools]:
         signals = np.stack([self.members[client].signal for client in clients])
         held = ~np.isnan(signals)
-        filled = np.where(held, signals, 0.0)
-        return grouping.similarity(filled, held if self.params.compare == "joint" else None, center=self.params.center)
+        return np.where(held, signals, 0.0), held
 
-    def _cluster(self, similarity: Floats) -> npt.NDArray[np.int64]:
+    def _similarity(self, clients: Sequence[str]) -> Floats:
+        signals, held = self._signals(clients)
+        return grouping.similarity(signals, held if self.params.compare == "joint" else None, center=self.params.center)
+
+    def _cluster(self, clients: Sequence[str]) -> npt.NDArray[np.int64]:
         p: Any = self.params
+        if grouping.relative_spread(*self._signals(clients)) < p.min_spread:
+            return np.zeros(len(clients), np.int64)
+        similarity = self._similarity(clients)
         labels = grouping.cluster(
             similarity, linkage=p.linkage, threshold=p.threshold, count=p.count, max_groups=p.max_groups
         )

@@ -149,6 +149,12 @@ class FedSAPParams:
         "silhouette", "what sets the number of groups", key="dga.count", choices=("threshold", "silhouette")
     )
     threshold: float = setting(0.5, "similarity (τ_sim) that joins clients", key="dga.threshold", low=-1, high=1)
+    min_spread: float = setting(
+        0.2,
+        "spread of the signals about their mean, as a share of their size, below which all clients are one group",
+        key="dga.min-spread",
+        low=0,
+    )
     regroup_every: int = setting(5, "rounds (R_d) between groupings; the first is in round 1", key="dga.every", low=1)
     min_group: int = setting(2, "groups smaller than this join the nearest", key="dga.min-group", low=1)
     max_groups: int = setting(0, "most groups; 0 = any number", key="dga.max-groups", low=0)
@@ -219,6 +225,7 @@ PAPER: dict[str, Any] = {
     "center": False,
     "linkage": "components",
     "count": "threshold",
+    "min_spread": 0.0,
     "min_group": 1,
     "matching": "row",
     "weighting": "samples",
