@@ -14,7 +14,26 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError, lookup
-from fedapp.datasets import cifar10, cifar100, digits4, digits_offline, mnist, own, scaling, sharing
+from fedapp.datasets import (
+    ag_news,
+    amazon_review,
+    cifar10,
+    cifar100,
+    digits,
+    digits4,
+    digits_offline,
+    domainnet,
+    fashion_mnist,
+    femnist,
+    mnist,
+    office_caltech,
+    own,
+    pacs,
+    scaling,
+    shakespeare,
+    sharing,
+    tiny_imagenet,
+)
 from fedapp.datasets.base import Ints, NodeData, Pool, Samples, Source
 from fedapp.datasets.partition import Share
 
@@ -34,9 +53,20 @@ __all__ = [
 DATASETS: dict[str, Source] = {
     "digits4": digits4.SOURCE,
     "digits-offline": digits_offline.SOURCE,
+    "digits": digits.SOURCE,
+    "office-caltech10": office_caltech.SOURCE,
+    "pacs": pacs.SOURCE,
+    "domainnet": domainnet.SOURCE,
+    "amazon-review": amazon_review.BAGS,
+    "amazon-review-text": amazon_review.TEXTS,
     "mnist": mnist.SOURCE,
+    "fashion-mnist": fashion_mnist.SOURCE,
     "cifar10": cifar10.SOURCE,
     "cifar100": cifar100.SOURCE,
+    "tiny-imagenet": tiny_imagenet.SOURCE,
+    "ag-news": ag_news.SOURCE,
+    "shakespeare": shakespeare.SOURCE,
+    "femnist": femnist.SOURCE,
     **own.SOURCES,
 }
 
@@ -166,7 +196,9 @@ def _samples(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
 
     inputs: Any = np.asarray(pool.inputs[indices])
     x = torch.from_numpy(inputs if scale is None else scaling.apply(inputs, scale))
-    if x.dtype == torch.uint8:
+    if pool.vocabulary:
+        x = x.to(torch.int64)
+    elif x.dtype == torch.uint8:
         pixels = x.permute(0, 3, 1, 2)  # (N, C, H, W)
         x = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)
     return Samples(x=x, y=torch.from_numpy(np.asarray(pool.labels[indices])))

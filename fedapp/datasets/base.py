@@ -25,8 +25,8 @@ class Pool:
     """All samples of a data set, before they are shared out; a source's training part comes before its test part.
 
     Attributes:
-        inputs: Pixels, uint8 (N, H, W, C); tokens, int64 (N, L); or numbers, float32 (N, ...), NaN where one is
-            missing. May be a read-only memory map.
+        inputs: Pixels, uint8 (N, H, W, C); tokens, whole numbers (N, L); or numbers, float32 (N, ...), NaN where
+            one is missing. May be a read-only memory map.
         labels: Classes, int64 (N,) in [0, len(class_names)).
         class_names: The name of every class.
         domains: Which domain each sample is from, int64 (N,), or None if the set has no domains.

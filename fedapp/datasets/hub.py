@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class Repository:
         resize: Whether images of another size are resized, bilinearly; else they are an error.
         domain: Column that names the domain of a sample, or "".
         domains: The domains in order, if there is such a column.
-        config: The repository's configuration on the hub, if it has several.
+        client: Column that says whose a sample is, or "".
+        config: The repository's configuration on the hub, if it has several, and maybe a folder of the local copy.
         on_hub: Whether the hub has it; ``local/...`` is only ever a local copy.
     """
 
@@ -54,6 +55,7 @@ class Repository:
     resize: bool = False
     domain: str = ""
     domains: tuple[str, ...] = ()
+    client: str = ""
     config: str = ""
     on_hub: bool = True
 
@@ -61,25 +63,43 @@ class Repository:
 Splits = Mapping[str, "datasets.Dataset"]
 
 
-def load(repository: Repository, settings: DataSettings) -> Pool:
+def load(
+    repository: Repository, settings: DataSettings, finish: Callable[[Arrays], Arrays] = lambda arrays: arrays
+) -> Pool:
     """Return the pool of a repository of images: the training split, then the test split.
 
     Args:
         repository: Which repository.
         settings: The data settings; ``data_root`` is tried before the hub.
+        finish: What to do with the arrays of :func:`decode` before they are cached.
 
     Raises:
         SettingError: If neither place has it, or a file cannot be read.
     """
     key = f"{repository.name}-v{VERSION}-{identity([repository], settings.data_root)}"
-    arrays = cached_arrays(key, lambda: decode(repository, settings.data_root))
+    arrays = cached_arrays(key, lambda: finish(decode(repository, settings.data_root)))
+    return pool_of(repository, arrays, arrays["images"])
+
+
+def pool_of(repository: Repository, arrays: Arrays, inputs: Any, **more: Any) -> Pool:
+    """Return the pool of some inputs and the fields of :func:`facts`.
+
+    Args:
+        repository: Where they are from.
+        arrays: The fields.
+        inputs: As :class:`Pool` has them.
+        **more: Further fields of the pool.
+    """
     return Pool(
-        inputs=arrays["images"],
+        inputs=inputs,
         labels=arrays["labels"],
         class_names=tuple(map(str, arrays["class_names"])),
         domains=arrays.get("domains"),
         domain_names=repository.domains,
-        is_test=arrays["is_test"] if len(repository.splits) > 1 else None,
+        clients=arrays.get("clients"),
+        client_names=tuple(map(str, arrays.get("client_names", ()))),
+        is_test=arrays["is_test"] if arrays["is_test"].any() else None,
+        **more,
     )
 
 
@@ -91,7 +111,7 @@ def identity(repositories: Sequence[Repository], data_root: str) -> str:
     """
     found = [local_files(repository, data_root) for repository in repositories]
     paths = [path for files in found for parts in files.values() for path in parts]
-    return _digest(paths) if paths else "hub"
+    return digest(paths) if paths else "hub"
 
 
 def fetch(repository: Repository, data_root: str) -> Splits:
@@ -106,13 +126,8 @@ def fetch(repository: Repository, data_root: str) -> Splits:
     """
     files = local_files(repository, data_root)
     splits = _read(files) if files else _download(repository, data_root)
-    for split in repository.splits:
-        held = splits[split].features if split in splits else {}
-        for column in filter(None, (repository.label, repository.domain)):
-            if column not in held:
-                raise SettingError(
-                    f"{repository.name}: no column {column!r} in {split}, only {', '.join(held)}; check the copy"
-                )
+    for column in filter(None, (repository.label, repository.domain, repository.client)):
+        _check_column(repository, splits, column)
     return splits
 
 
@@ -121,19 +136,20 @@ def decode(repository: Repository, data_root: str) -> Arrays:
 
     Returns:
         ``images`` uint8 (N, H, W, C), ``labels`` int64 (N,), ``is_test`` bool (N,), ``class_names`` and, where the
-        repository has them, ``domains`` int64 (N,).
+        repository has them, ``domains`` and ``clients`` int64 (N,) and ``client_names``.
 
     Raises:
         SettingError: As :func:`fetch`, and for an image or a label that does not fit.
     """
     splits = fetch(repository, data_root)
     column = _image_column(splits[repository.splits[0]].features)
+    _check_column(repository, splits, column)
     images = np.concatenate([_pixels(repository, splits[split], column) for split in repository.splits])
     return {"images": images, **facts(repository, splits)}
 
 
 def facts(repository: Repository, splits: Splits) -> Arrays:
-    """Return labels, split, class names and domains of a repository's samples, the fields of :func:`decode`.
+    """Return labels, split, class names, domains and clients of a repository's samples, as :func:`decode` does.
 
     Raises:
         SettingError: If a label or a domain is not of the repository.
@@ -153,7 +169,21 @@ def facts(repository: Repository, splits: Splits) -> Arrays:
     }
     if repository.domain:
         arrays["domains"] = _domains(repository, splits)
+    if repository.client:
+        owners = np.asarray(cells(repository, splits, repository.client))
+        arrays["client_names"], arrays["clients"] = np.unique(owners, return_inverse=True)
     return arrays
+
+
+def cells(repository: Repository, splits: Splits, column: str) -> list[Any]:
+    """Return a column of all splits, in order.
+
+    Raises:
+        SettingError: If a split has no such column.
+    """
+    _check_column(repository, splits, column)
+    tables = [splits[split].with_format("arrow")[:] for split in repository.splits]
+    return [cell for table in tables for cell in table.column(column).to_pylist()]
 
 
 def local_files(repository: Repository, data_root: str) -> dict[str, list[Path]]:
@@ -165,6 +195,8 @@ def local_files(repository: Repository, data_root: str) -> dict[str, list[Path]]
     if not data_root:
         return {}
     folder = Path(data_root).expanduser() / repository.id
+    if repository.config and (folder / repository.config).is_dir():
+        folder /= repository.config
     found = {split: sorted(folder.rglob(f"{split}*.parquet")) for split in repository.splits}
     missing = [split for split in repository.splits if not found[split]]
     if len(missing) == len(repository.splits):
@@ -174,8 +206,8 @@ def local_files(repository: Repository, data_root: str) -> dict[str, list[Path]]
     return found
 
 
-def _digest(paths: Sequence[Path]) -> str:
-    """Identify files by path, size and time of change."""
+def digest(paths: Sequence[Path]) -> str:
+    """Return what identifies files: a digest of their paths, sizes and times of change."""
     stats = [(path.resolve(), path.stat()) for path in paths]
     text = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -216,11 +248,9 @@ def _download(repository: Repository, data_root: str) -> Splits:
 
 def _domains(repository: Repository, splits: Splits) -> Ints:
     """Return the number of every sample's domain; the column holds names, or numbers with names in its feature."""
-    found: list[str] = []
-    for split in repository.splits:
-        values = splits[split].with_format("arrow")[:].column(repository.domain).to_pylist()
-        names = getattr(splits[split].features[repository.domain], "names", None)
-        found += [names[value] for value in values] if names else list(map(str, values))
+    names = getattr(splits[repository.splits[0]].features[repository.domain], "names", None)
+    values = cells(repository, splits, repository.domain)
+    found = [names[value] for value in values] if names else list(map(str, values))
     strange = set(found) - set(repository.domains)
     if strange:
         raise SettingError(
@@ -229,6 +259,15 @@ def _domains(repository: Repository, splits: Splits) -> Ints:
         )
     numbers = {name: number for number, name in enumerate(repository.domains)}
     return np.asarray([numbers[name] for name in found], dtype=np.int64)
+
+
+def _check_column(repository: Repository, splits: Splits, column: str) -> None:
+    for split in repository.splits:
+        held = splits[split].features if split in splits else {}
+        if column not in held:
+            raise SettingError(
+                f"{repository.name}: no column {column!r} in {split}, only {', '.join(held)}; check the copy"
+            )
 
 
 def _image_column(features: Mapping[str, object]) -> str:
@@ -241,12 +280,10 @@ def _pixels(repository: Repository, split: datasets.Dataset, column: str) -> Byt
     """Decode one split, uint8 (N, H, W, C)."""
     from PIL import Image
 
-    if column not in split.features:
-        raise SettingError(f"{repository.name}: no column {column!r}, only {', '.join(split.features)}; check the copy")
     mode, size = "L" if repository.shape[-1] == 1 else "RGB", (repository.shape[1], repository.shape[0])
-    cells = split.with_format("arrow")[:].column(column)
-    images = np.empty((len(cells), *repository.shape), dtype=np.uint8)
-    for position, cell in enumerate(cells):
+    encoded = split.with_format("arrow")[:].column(column)
+    images = np.empty((len(encoded), *repository.shape), dtype=np.uint8)
+    for position, cell in enumerate(encoded):
         try:
             with Image.open(io.BytesIO(cell.as_py()["bytes"])) as image:
                 shown = image.convert(mode)

@@ -1,0 +1,35 @@
+"""DomainNet: pictures in 345 classes and six domains, 64x64, local copy or hub.
+
+Peng, Bai, Xia, Huang, Saenko and Wang, Moment matching for multi-source domain adaptation, ICCV 2019; fair use notice,
+for research. On the hub ``wltjr1007/DomainNet``, columns ``image`` (any size), ``label`` and ``domain``, splits
+``train`` (409,832) and ``test`` (176,743): the official ones.
+
+Resized bilinearly to 64x64 as in the FedSAF paper's code; that code leaves pixels in [0, 1], here all images are in
+[-1, 1].
+"""
+
+from __future__ import annotations
+
+import functools
+
+from fedapp.datasets import hub
+from fedapp.datasets.base import Source
+
+REPOSITORY = hub.Repository(
+    name="domainnet",
+    id="wltjr1007/DomainNet",
+    label="label",
+    classes=345,
+    shape=(64, 64, 3),
+    resize=True,
+    domain="domain",
+    domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+)
+SOURCE = Source(
+    name="domainnet",
+    load=functools.partial(hub.load, REPOSITORY),
+    summary="586,575 pictures of 64x64 in 345 classes and six domains, local copy or hub",
+    classes=345,
+    shape=(3, 64, 64),
+    has_domains=True,
+)
