@@ -15,6 +15,7 @@ FIGURES = {
     "local_engine": "allocated MB a round",
     "recording": "recording / round, CPU",
     "report": "comparison of four runs: time",
+    "type_matched": "extract and aggregate / weighted mean",
 }
 
 

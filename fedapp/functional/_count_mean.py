@@ -6,8 +6,7 @@ Rows of a part are compact: full rows are rebuilt block by block and added up wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +14,23 @@ from numpy.typing import NDArray
 _BLOCK = 1 << 17
 """Elements of an entry that are summed at once: in float64 they fit into a common second-level cache."""
 
+_WIDE = 1 << 10
+"""Elements of a row from which on adding rows one by one is faster than adding them together."""
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Rows of an upload on their way into a mean: values[take] belong to the rows ``put`` and to ``columns``.
+
+class Part(NamedTuple):
+    """Rows of an upload on their way into a mean.
 
     Attributes:
         number: Of the upload, for messages.
         values: (r, c, rest).
-        take: (n,) positions among the r rows.
-        put: (n,) positions among the rows of the mean, ascending.
+        put: (r,) positions among the rows of the mean, each at most once.
         columns: (c,) positions on axis 1; None: all of them in order.
         weight: Of the upload, > 0.
     """
 
     number: int
     values: NDArray[Any]
-    take: NDArray[np.int64]
     put: NDArray[np.int64]
     columns: NDArray[np.int64] | None
     weight: float
@@ -42,15 +41,15 @@ def count_mean(old: NDArray[Any], parts: Sequence[Part]) -> NDArray[Any]:
     width = old.shape[1] if old.ndim > 1 else 1
     rows = old.reshape(len(old), width, -1)
     mean = np.empty(rows.shape, dtype=old.dtype)
-    sources = [_source(part, width) for part in parts]
-    counts = _counts(len(rows), sources, parts)
+    routes = [_route(part, width) for part in parts]
+    counts = _counts(len(rows), routes)
     step = max(1, _BLOCK // max(1, rows[:1].size))
     for start in range(0, len(rows), step):
         block = slice(start, start + step)
         total = np.zeros(rows[block].shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            for part, source in zip(parts, sources, strict=True):
-                _accumulate(total, part, source, start)
+            for route in routes:
+                _accumulate(total, route, start)
         if not np.isfinite(total).all():
             raise ValueError(_not_finite(parts))
         mean[block] = divided(total, counts[block], rows[block])
@@ -68,45 +67,61 @@ def divided(total: NDArray[Any], counts: NDArray[Any], old: NDArray[Any]) -> NDA
     return mean
 
 
-def _source(part: Part, width: int) -> NDArray[np.int64] | None:
-    """Return which compact column each full one is read from; for those without, one past the last.
+class _Route(NamedTuple):
+    """How a part is read for rows one after the other: values[take] go to ``put``, which ascends."""
 
-    None if all are there, in order.
-    """
-    if part.columns is None or (len(part.columns) == width and (part.columns[1:] > part.columns[:-1]).all()):
-        return None
-    source = np.full(width, len(part.columns))
-    source[part.columns] = np.arange(len(part.columns))
-    return source
+    part: Part
+    take: NDArray[np.int64]
+    put: NDArray[np.int64]
+    source: NDArray[np.int64] | None
+    """(I,) the compact column each full one is read from, one past the last for those without; None: all in order."""
 
 
-def _counts(num_rows: int, sources: Sequence[NDArray[np.int64] | None], parts: Sequence[Part]) -> NDArray[np.float64]:
+def _route(part: Part, width: int) -> _Route:
+    take, columns, source = part.put.argsort(), part.columns, None
+    if columns is not None and not (len(columns) == width and (columns[1:] > columns[:-1]).all()):
+        source = np.full(width, len(columns))
+        source[columns] = np.arange(len(columns))
+    return _Route(part, take, part.put[take], source)
+
+
+def _counts(num_rows: int, routes: Sequence[_Route]) -> NDArray[np.float64]:
     """Return the weight that each (row, column) is carried with; (R, 1) if all parts carry whole rows."""
-    width = next((len(source) for source in sources if source is not None), 1)
-    rows, columns = np.zeros((len(parts), num_rows)), np.ones((len(parts), width))
-    for number, (part, source) in enumerate(zip(parts, sources, strict=True)):
-        rows[number, part.put] = part.weight
-        if source is not None:
-            columns[number] = source < part.values.shape[1]
+    width = next((len(route.source) for route in routes if route.source is not None), 1)
+    rows, columns = np.zeros((len(routes), num_rows)), np.ones((len(routes), width))
+    for number, route in enumerate(routes):
+        rows[number, route.put] = route.part.weight
+        if route.source is not None:
+            columns[number] = route.source < route.part.values.shape[1]
     return rows.T @ columns
 
 
-def _accumulate(total: NDArray[Any], part: Part, source: NDArray[np.int64] | None, start: int) -> None:
+def _accumulate(total: NDArray[Any], route: _Route, start: int) -> None:
     """Add what a part has of a block of rows to its sums (n, width, rest).
 
     Compact rows are spread to full width first: long contiguous runs are faster than a scatter to (row, column).
     """
-    first, last = part.put.searchsorted((start, start + len(total)))
+    first, last = route.put.searchsorted((start, start + len(total)))
     if first == last:
         return
-    put, block = _slice(part.put[first:last] - start), part.values[_slice(part.take[first:last])]
-    if source is None:
-        total[put] += np.multiply(block, part.weight, dtype=np.float64)
+    put = _slice(route.put[first:last] - start)
+    block, weight = route.part.values[_slice(route.take[first:last])], route.part.weight
+    if route.source is None:
+        _add(total, put, np.multiply(block, weight, dtype=np.float64))
     else:
         scaled = np.zeros((block.shape[0], block.shape[1] + 1, block.shape[2]))
         scaled[:, :-1] = block
-        scaled *= part.weight
-        total[put] += scaled.take(source, axis=1, mode="clip")
+        scaled *= weight
+        _add(total, put, scaled.take(route.source, axis=1, mode="clip"))
+
+
+def _add(total: NDArray[Any], put: NDArray[np.int64] | slice, rows: NDArray[Any]) -> None:
+    """Add rows where they belong; wide ones one by one, which spares a copy there and back."""
+    if isinstance(put, slice) or rows[0].size < _WIDE:
+        total[put] += rows
+    else:
+        for position, row in zip(put.tolist(), rows, strict=True):
+            np.add(total[position], row, out=total[position])
 
 
 def _slice(index: NDArray[np.int64]) -> NDArray[np.int64] | slice:
@@ -118,4 +133,6 @@ def _slice(index: NDArray[np.int64]) -> NDArray[np.int64] | slice:
 
 def _not_finite(parts: Sequence[Part]) -> str:
     bad = [part.number for part in parts if not np.isfinite(part.values).all()]
+    if not bad:
+        return "a weighted sum of the uploads overflows float64; scale the weights down"
     return f"values must be finite, but those of upload {', '.join(map(str, bad))} are not; leave them out"

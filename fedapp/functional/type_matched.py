@@ -105,43 +105,66 @@ def type_matched_mean(
     _check_entry(shared, pools)
     check_choice("matching", matching, get_args(Matching))
     parts = [_part(shared, upload, number, matching) for number, upload in enumerate(uploads)]
-    mean = count_mean(shared, [_chosen(part, ~upload.private) for part, upload in zip(parts, uploads, strict=True)])
-    merged = dict(pools)
-    for group in sorted({upload.group for upload in uploads if upload.private.any()}):
-        members = [(part, upload) for part, upload in zip(parts, uploads, strict=True) if upload.group == group]
-        trained = [_chosen(part, upload.private) for part, upload in members]
-        merged[group] = _trained_pool(shared, pools.get(group), trained)
-    return mean, merged
+    indices = _trained_pools(shared, pools, parts, uploads)
+    # One mean over the shared rows and, below them, the rows of every pool that somebody trained.
+    old = np.concatenate([shared, *(_seen(shared, pools.get(group), index) for group, index in indices.items())])
+    starts, end = {}, len(shared)
+    for group, index in indices.items():
+        starts[group], end = end, end + len(index)
+    for number, upload in enumerate(uploads):
+        if upload.group in indices:
+            rows = parts[number].put
+            own = starts[upload.group] + indices[upload.group].searchsorted(rows)
+            parts[number] = parts[number]._replace(put=np.where(upload.private, own, rows))
+    mean = count_mean(old, parts)
+    moved = {group: Rows(index, mean[starts[group] :][: len(index)]) for group, index in indices.items()}
+    return mean[: len(shared)], {**pools, **moved}
 
 
-def compose(shared: NDArray[Any], pool: Rows | None, private: NDArray[np.bool_]) -> NDArray[Any]:
+def compose(
+    shared: NDArray[Any],
+    pool: Rows | None,
+    private: NDArray[np.bool_],
+    rows: NDArray[np.int64] | None = None,
+    columns: NDArray[np.int64] | None = None,
+) -> NDArray[Any]:
     """Put a client's entry together from what all share and what its group holds: FedSAP, Eq. 9.
 
     W_i = M_{i,G} * W_G + M_{i,P} * W_{k,P} with k = pi(i); Dropped rows, which do not leave the server, stay those of
-    W_G. A Private row that the pool lacks reads the shared one.
+    W_G. A Private row that the pool lacks reads the shared one. With ``rows`` and ``columns`` only the compact part of
+    a submodel is put together, without a full copy.
 
     Args:
         shared: (C, ...) W_G.
         pool: W_{k,P} of the client's group; None if it has none yet.
         private: (C,) True where the client holds the channel as Private.
+        rows: (r,) positions wanted of axis 0, in the order wanted; None: all.
+        columns: (c,) likewise of axis 1.
 
     Returns:
-        A new array (C, ...).
+        A new array (C, ...) or (r, c, ...).
 
     Raises:
-        ValueError: If pool or mask do not fit the entry.
+        ValueError: If pool, mask or positions do not fit the entry.
 
     Example:
         >>> pool = Rows(np.array([1, 2]), np.array([5.0, 6.0]))
         >>> compose(np.array([1.0, 2.0, 3.0]), pool, np.array([False, True, False])).tolist()
         [1.0, 5.0, 3.0]
+        >>> compose(np.array([1.0, 2.0, 3.0]), pool, np.array([False, True, False]), rows=np.array([2, 1])).tolist()
+        [3.0, 5.0]
     """
     _check_entry(shared, {} if pool is None else {0: pool})
     _check_mask(shared, private, "private")
-    entry = shared.copy()
+    if columns is not None:
+        columns = _checked(columns, _width(shared), "columns")
+    entry = _taken(shared, None if rows is None else _checked(rows, len(shared), "rows"), columns)
     if pool is not None:
-        held = private[pool.index]
-        entry[pool.index[held]] = pool.values[held]
+        wanted = np.zeros(len(shared), dtype=np.bool_)
+        wanted[pool.index] = private[pool.index]
+        held = np.flatnonzero(wanted if rows is None else wanted[rows])
+        channels = held if rows is None else rows[held]
+        entry[held] = _taken(pool.values, pool.index.searchsorted(channels), columns)
     return entry
 
 
@@ -229,15 +252,26 @@ def remap(pools: Mapping[int, Rows], shared: NDArray[Any], moves: Mapping[int, M
     return moved
 
 
+def _trained_pools(
+    shared: NDArray[Any], pools: Mapping[int, Rows], parts: Sequence[Part], uploads: Sequence[Upload]
+) -> dict[int, NDArray[np.int64]]:
+    """Return the channels that each pool will hold, for the groups that trained Private rows, in ascending order."""
+    held: dict[int, list[NDArray[np.int64]]] = {}
+    for part, upload in zip(parts, uploads, strict=True):
+        if upload.private.any():
+            held.setdefault(upload.group, []).append(part.put[upload.private])
+    for group in held.keys() & pools.keys():
+        held[group].append(pools[group].index)
+    return {group: _union(len(shared), *held[group]) for group in sorted(held)}
+
+
 def _part(shared: NDArray[Any], upload: Upload, number: int, matching: Matching) -> Part:
     """Check an upload and flatten its values to (r, c, rest)."""
     rows = _checked(upload.rows, len(shared), f"rows of upload {number}")
     width = shared.shape[1] if shared.ndim > 1 else 1
     columns = upload.columns
     if columns is not None:
-        if shared.ndim < 2:
-            raise ValueError(f"upload {number} names columns, but an entry of shape {shared.shape} has none")
-        columns = _checked(columns, width, f"columns of upload {number}")
+        columns = _checked(columns, _width(shared), f"columns of upload {number}")
     expected = (len(rows), *(shared.shape[1:] if columns is None else (len(columns), *shared.shape[2:])))
     if upload.values.shape != expected or upload.private.shape != expected[:1]:
         raise ValueError(
@@ -249,7 +283,7 @@ def _part(shared: NDArray[Any], upload: Upload, number: int, matching: Matching)
     if matching == "row" and columns is not None and len(columns) < width:
         values, columns = _completed(shared, upload, number), None
     flat = values.reshape(len(rows), width if columns is None else len(columns), -1)
-    return Part(number, flat, np.arange(len(rows)), rows, columns, float(upload.weight))
+    return Part(number, flat, rows, columns, float(upload.weight))
 
 
 def _completed(shared: NDArray[Any], upload: Upload, number: int) -> NDArray[Any]:
@@ -263,27 +297,6 @@ def _completed(shared: NDArray[Any], upload: Upload, number: int) -> NDArray[Any
     return rows
 
 
-def _chosen(part: Part, chosen: NDArray[np.bool_]) -> Part:
-    """Keep some of the rows of an upload that is still whole."""
-    take = np.flatnonzero(chosen)
-    put = part.put[take]
-    order = put.argsort()
-    return Part(part.number, part.values, take[order], put[order], part.columns, part.weight)
-
-
-def _trained_pool(shared: NDArray[Any], pool: Rows | None, parts: list[Part]) -> Rows:
-    """Average the Private rows of one group and put them into its pool."""
-    trained = _union(len(shared), *(part.put for part in parts))
-    moved = [Part(p.number, p.values, p.take, trained.searchsorted(p.put), p.columns, p.weight) for p in parts]
-    mean = count_mean(_seen(shared, pool, trained), moved)
-    if pool is None:
-        return Rows(trained, mean)
-    index = _union(len(shared), pool.index, trained)
-    values = _seen(shared, pool, index)
-    values[index.searchsorted(trained)] = mean
-    return Rows(index, values)
-
-
 def _seen(shared: NDArray[Any], pool: Rows | None, index: NDArray[np.int64]) -> NDArray[Any]:
     """Return rows as a group sees them: of its pool, or the shared ones where that lacks them."""
     rows = shared[index]
@@ -295,6 +308,17 @@ def _seen(shared: NDArray[Any], pool: Rows | None, index: NDArray[np.int64]) -> 
     return rows
 
 
+def _taken(entry: NDArray[Any], rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> NDArray[Any]:
+    """Copy some rows and columns; one take along one axis is several times faster than indexing two."""
+    if columns is None:
+        return entry.copy() if rows is None else entry.take(rows, axis=0)
+    if rows is None:
+        return entry.take(columns, axis=1)
+    flat = entry.reshape(-1, *entry.shape[2:])
+    taken: NDArray[Any] = flat.take(rows[:, np.newaxis] * entry.shape[1] + columns, axis=0)
+    return taken
+
+
 def _union(size: int, *indices: NDArray[np.int64]) -> NDArray[np.int64]:
     inside = np.zeros(size, dtype=np.bool_)
     for index in indices:
@@ -302,11 +326,18 @@ def _union(size: int, *indices: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(inside)
 
 
+def _width(shared: NDArray[Any]) -> int:
+    if shared.ndim < 2:
+        raise ValueError(f"an entry of shape {shared.shape} has no columns; leave them None")
+    width: int = shared.shape[1]
+    return width
+
+
 def _checked(index: NDArray[np.int64] | None, size: int, name: str) -> NDArray[np.int64]:
     """Return positions of an axis of ``size``, all of them for None."""
     if index is None:
         return np.arange(size)
-    if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
+    if index.ndim != 1 or index.dtype.kind not in "iu":
         raise ValueError(f"{name} must be a list of positions, got {index.dtype} of shape {index.shape}")
     ordered = np.sort(index)
     if len(index) and (ordered[0] < 0 or ordered[-1] >= size):
@@ -318,7 +349,7 @@ def _checked(index: NDArray[np.int64] | None, size: int, name: str) -> NDArray[n
 
 
 def _check_entry(shared: NDArray[Any], pools: Mapping[int, Rows]) -> None:
-    if shared.ndim < 1 or not np.issubdtype(shared.dtype, np.floating):
+    if shared.ndim < 1 or shared.dtype.kind != "f":
         raise ValueError(f"an entry needs an axis of channels and floats, got {shared.dtype} of shape {shared.shape}")
     for group, pool in pools.items():
         if pool.values.shape[1:] != shared.shape[1:] or (len(pool.index) and pool.index[-1] >= len(shared)):

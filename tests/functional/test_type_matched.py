@@ -132,6 +132,21 @@ def test_equation_9_on_three_channels_worked_by_hand():
     assert compose(shared, None, booleans(True, True, True)) is not shared
 
 
+@pytest.mark.parametrize("shape", [(7, 5, 2, 3), (6, 4), (8,)])
+def test_a_compact_part_equals_rows_and_columns_of_the_full_composition(shape):
+    case, generator = federation(1, shape), np.random.default_rng(0)
+    rows, private = generator.permutation(shape[0])[:4], generator.random(shape[0]) < 0.6
+    columns = generator.permutation(shape[1])[:3] if len(shape) > 1 else None
+    for pool in (case.pools[0], None):
+        full = compose(case.shared, pool, private)
+        np.testing.assert_array_equal(compose(case.shared, pool, private, rows), full[rows])
+        if columns is not None:
+            np.testing.assert_array_equal(compose(case.shared, pool, private, None, columns), full[:, columns])
+            np.testing.assert_array_equal(compose(case.shared, pool, private, rows, columns), full[rows][:, columns])
+    with pytest.raises(ValueError, match=rf"rows must be in \[0, {shape[0]}\), got 0 to 9"):
+        compose(case.shared, None, private, np.array([0, 9]))
+
+
 @pytest.mark.parametrize("matching", ["entry", "row"])
 @pytest.mark.parametrize("shape", [(7, 5, 2, 3), (6, 4), (8,)])
 @pytest.mark.parametrize("seed", range(4))
@@ -325,7 +340,7 @@ def test_other_misfits_are_refused():
         type_matched_mean(shared, {}, [dataclasses.replace(good, sent=shared)], "row")
     with pytest.raises(ValueError, match="matching must be one of entry, row, got 'rows'; did you mean 'row'"):
         type_matched_mean(shared, {}, [good], "rows")
-    with pytest.raises(ValueError, match=r"upload 0 names columns, but an entry of shape \(3,\) has none"):
+    with pytest.raises(ValueError, match=r"an entry of shape \(3,\) has no columns"):
         type_matched_mean(np.zeros(3), {}, [good])
     with pytest.raises(ValueError, match="got int64"):
         type_matched_mean(np.zeros(3, dtype=np.int64), {}, [])
