@@ -136,6 +136,7 @@ class TrainingSettings:
     min_local_steps: int = setting(
         0, "least optimiser steps of a client in a round; a client with few samples passes over them more often", low=0
     )
+    augment: str = setting("", "changes to training images at random, as crop, crop=8 (pixels) or flip, with commas")
     shuffle: bool = setting(True, "draw new batches every epoch; false = the same batches always (as HtFLlib)")
     drop_last: bool = setting(False, "leave out the last incomplete batch, never the only one")
     precision: str = setting("fp32", "bf16 = autocast of the forward pass", choices=("fp32", "bf16"))

@@ -5,14 +5,16 @@ for research. On the hub ``wltjr1007/DomainNet``, columns ``image`` (any size), 
 ``train`` (409,832) and ``test`` (176,743): the official ones.
 
 Resized bilinearly to 64x64 as in the FedSAF paper's code; that code leaves pixels in [0, 1], here all images are in
-[-1, 1].
+[-1, 1]. ``domainnet-augmented-once`` repeats that code's augmentation (:mod:`fedapp.datasets.augmented_once`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from fedapp.datasets import hub
+from fedapp.datasets.augmented_once import augmented_once
 from fedapp.datasets.base import Source
 
 REPOSITORY = hub.Repository(
@@ -32,4 +34,11 @@ SOURCE = Source(
     classes=345,
     shape=(3, 64, 64),
     has_domains=True,
+)
+ONCE = dataclasses.replace(REPOSITORY, name="domainnet-augmented-once")
+AUGMENTED_ONCE = dataclasses.replace(
+    SOURCE,
+    name=ONCE.name,
+    load=functools.partial(hub.load, ONCE, finish=augmented_once),
+    summary="DomainNet with its training part changed once before the split, as in the FedSAF paper; for its table",
 )

@@ -1,0 +1,156 @@
+"""The papers' data protocols as named bundles of settings, each habit we would not copy with a clean sibling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedapp.settings import Scalar, lookup
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A data protocol.
+
+    Attributes:
+        summary: One line for listings.
+        clients: K, the number of clients.
+        settings: Settings by key; what is not named keeps its default.
+        keep_ratios: Share of the channels that client i keeps, ``keep_ratios[i % len]``; empty = all keep all.
+        habits: What the protocol copies that we would not do, or where it departs from the paper's code.
+        clean: The preset without the habits, if there is one.
+    """
+
+    summary: str
+    clients: int
+    settings: Mapping[str, Scalar]
+    keep_ratios: tuple[float, ...] = ()
+    habits: tuple[str, ...] = ()
+    clean: str = ""
+
+
+RATIOS = (1.0, 0.8, 0.6, 0.4, 0.2)
+FEDSAP_TRAINING: dict[str, Scalar] = {
+    "num-server-rounds": 100,
+    "local-epochs": 10,
+    "batch-size": 64,
+    "learning-rate": 0.01,
+    "momentum": 0.9,
+    "weight-decay": 5e-4,
+}
+FEDSAF_TRAINING: dict[str, Scalar] = {
+    "num-server-rounds": 300,
+    "local-epochs": 5,
+    "batch-size": 100,
+    "learning-rate": 0.01,
+}
+DIGITS: dict[str, Scalar] = {
+    **FEDSAP_TRAINING,
+    "dataset": "digits",
+    "partition": "domains",
+    "domain-map": "drawn-then-each",
+    "samples-per-domain": "1%",
+    "test-split": "shared",
+}
+ONE_DOMAIN_EACH: dict[str, Scalar] = {
+    **FEDSAF_TRAINING,
+    "partition": "domains",
+    "domain-map": "cyclic",
+    "test-split": "client",
+}
+FLIPPED_DIGITS = "digits are mirrored half of the time, though a mirrored 2 is no 2"
+NORMALISED = "pixels are in [-1, 1]; the paper's code subtracts ImageNet's means and divides by its deviations"
+BEST_ON_TEST = "the papers report the best round on the test images"
+TEST_CHANGED = "images are cropped and mirrored once before clients split, so test images are changed ones"
+FROM_64 = "crops are taken from the 64x64 image; the paper's code takes them from the full size"
+UNSCALED = "pixels are in [-1, 1]; the paper's code leaves them in [0, 1]"
+
+PRESETS: dict[str, Preset] = {
+    "digits-paper": Preset(
+        summary="FedSAP's Digits: 10 clients, 1 % of a domain each, six domains drawn and one of each",
+        clients=10,
+        settings={**DIGITS, "augment": "crop=4,flip"},
+        keep_ratios=RATIOS,
+        habits=(FLIPPED_DIGITS, NORMALISED, BEST_ON_TEST),
+        clean="digits-clean",
+    ),
+    "digits-paper-drawn": Preset(
+        summary="the same with all ten domains drawn, as in the code of FPL; a domain may go without a client",
+        clients=10,
+        settings={**DIGITS, "domain-map": "drawn", "augment": "crop=4,flip"},
+        keep_ratios=RATIOS,
+        habits=(FLIPPED_DIGITS, NORMALISED, BEST_ON_TEST, "a domain may have no client, and then none is tested on it"),
+        clean="digits-clean",
+    ),
+    "digits-clean": Preset(
+        summary="digits-paper without mirrored digits, domains in turn",
+        clients=10,
+        settings={**DIGITS, "domain-map": "cyclic", "augment": "crop=4"},
+        keep_ratios=RATIOS,
+    ),
+    "digits-offline": Preset(
+        summary="digits-paper's relative without SVHN and SYN: 600, 72, 590 or 100 images a client, 500 tests a domain",
+        clients=10,
+        settings={
+            **DIGITS,
+            "dataset": "digits-offline",
+            "samples-per-domain": "mnist=600,usps=72,mnistm=590,rendered=100",
+            "test-samples-per-domain": 500,
+            "augment": "crop=4",
+        },
+        keep_ratios=RATIOS,
+    ),
+    "office-paper": Preset(
+        summary="FedSAP's Office-Caltech-10: 10 clients, 20 % of a domain's training part each, 8 of 10 images train",
+        clients=10,
+        settings={
+            **DIGITS,
+            "dataset": "office-caltech10",
+            "samples-per-domain": "20%",
+            "augment": "crop=4,flip",
+        },
+        keep_ratios=RATIOS,
+        habits=(NORMALISED, BEST_ON_TEST, "a domain tests on as few as 30 images"),
+    ),
+    "pacs-paper": Preset(
+        summary="FedSAF's PACS: one client a domain",
+        clients=4,
+        settings={**ONE_DOMAIN_EACH, "dataset": "pacs-augmented-once"},
+        habits=(TEST_CHANGED, FROM_64, UNSCALED, BEST_ON_TEST),
+        clean="pacs-clean",
+    ),
+    "pacs-clean": Preset(
+        summary="PACS, one client a domain, training batches alone are changed, anew every time",
+        clients=4,
+        settings={**ONE_DOMAIN_EACH, "dataset": "pacs", "augment": "crop=8,flip"},
+    ),
+    "domainnet-paper": Preset(
+        summary="FedSAF's DomainNet: one client a domain",
+        clients=6,
+        settings={**ONE_DOMAIN_EACH, "dataset": "domainnet-augmented-once"},
+        habits=(TEST_CHANGED, FROM_64, UNSCALED, BEST_ON_TEST, "the official test part is split again"),
+        clean="domainnet-clean",
+    ),
+    "domainnet-clean": Preset(
+        summary="DomainNet, one client a domain, the official test part, training batches alone are changed",
+        clients=6,
+        settings={**ONE_DOMAIN_EACH, "dataset": "domainnet", "test-split": "native", "augment": "crop=8,flip"},
+    ),
+}
+
+
+def settings_of(name: str, chosen: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
+    """Return the settings of a preset by key, as :func:`fedapp.settings.parse` takes them.
+
+    Args:
+        name: The preset.
+        chosen: The user's own settings, which win.
+
+    Raises:
+        SettingError: If there is no such preset; lists the names and the closest.
+
+    Example:
+        >>> settings_of("pacs-clean", {"batch-size": 10})["batch-size"]
+        10
+    """
+    return {**lookup(PRESETS, name, "preset").settings, **(chosen or {})}

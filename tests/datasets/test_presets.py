@@ -1,0 +1,114 @@
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedapp.datasets as data
+from fedapp.augment import parse as parse_augment
+from fedapp.config import RunConfig, SettingError, parse
+from fedapp.datasets import Pool, Source, digits, office_caltech
+from fedapp.datasets.augmented_once import augmented_once
+from fedapp.datasets.presets import PRESETS, settings_of
+
+
+def pool_of(domains: tuple[str, ...], sizes: tuple[int, ...], is_test: Any) -> Pool:
+    count = sum(sizes)
+    return Pool(
+        inputs=np.zeros((count, 2, 2, 3), dtype=np.uint8),
+        labels=np.concatenate([np.arange(size) * 10 // size for size in sizes]),
+        class_names=tuple("abcdefghij"),
+        domains=np.repeat(np.arange(len(sizes)), sizes),
+        domain_names=domains,
+        is_test=is_test,
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_of_settings_that_exist(name: str) -> None:
+    preset = PRESETS[name]
+    config = parse(RunConfig, settings_of(name))
+    source = data.DATASETS[config.data.dataset]
+    assert source.has_domains
+    parse_augment(config.training.augment)
+    assert preset.clean in ("", *PRESETS)
+    if preset.clean:
+        assert preset.habits
+        assert not PRESETS[preset.clean].habits
+        assert PRESETS[preset.clean].clients == preset.clients
+
+
+def test_own_settings_win_and_an_unknown_preset_is_an_error() -> None:
+    assert settings_of("digits-paper", {"batch-size": 8})["batch-size"] == 8
+    with pytest.raises(SettingError, match=r"unknown preset 'digits-papr'.*did you mean digits-paper"):
+        settings_of("digits-papr")
+
+
+def test_clean_digits_are_not_mirrored() -> None:
+    assert parse_augment(str(PRESETS["digits-paper"].settings["augment"])).flip
+    assert not parse_augment(str(PRESETS["digits-clean"].settings["augment"])).flip
+
+
+def test_digits_paper_gives_the_last_four_clients_one_domain_each_and_one_per_cent(registry: dict[str, Source]) -> None:
+    sizes = (6000, 729, 7325, 1000)
+    train = pool_of(digits.DOMAINS, sizes, None)
+    is_test = np.zeros(len(train), dtype=bool)
+    is_test[np.random.default_rng(0).permutation(len(train))[:3000]] = True
+    registry["digits"] = Source(
+        "digits", lambda _: dataclasses.replace(train, is_test=is_test), "small", 10, (3, 2, 2), True
+    )
+    config = parse(RunConfig, settings_of("digits-paper")).data
+    shares = data.load_shares(config, PRESETS["digits-paper"].clients)
+    assert train.domains is not None
+    held = [set(train.domains[share.train].tolist()) for share in shares]
+    assert held[6:] == [{0}, {1}, {2}, {3}]
+    for share, (domain,) in zip(shares, held, strict=True):
+        mine = train.domains == domain
+        assert len(share.train) == int(0.01 * np.sum(mine & ~is_test))
+        np.testing.assert_array_equal(share.test, np.flatnonzero(mine & is_test))
+
+
+def test_office_paper_gives_every_client_all_ten_classes(registry: dict[str, Source]) -> None:
+    sizes = (1123, 958, 295, 157)
+    arrays = {
+        "domains": np.repeat(np.arange(4), sizes),
+        "labels": np.concatenate([np.arange(size) * 10 // size for size in sizes]),
+        "images": np.zeros((sum(sizes), 2, 2, 3), dtype=np.uint8),
+    }
+    made = office_caltech.set_aside(arrays)
+    names = office_caltech.REPOSITORY.domains
+    pool = dataclasses.replace(
+        pool_of(names, sizes, made["is_test"]), labels=made["labels"], domains=made["domains"], inputs=made["images"]
+    )
+    registry["office-caltech10"] = Source("office-caltech10", lambda _: pool, "small", 10, (3, 2, 2), True)
+    for seed in range(3):
+        config = parse(RunConfig, settings_of("office-paper", {"partition-seed": seed})).data
+        shares = data.load_shares(config, 10)
+        for share in shares:
+            assert len(np.unique(pool.labels[share.train])) == 10
+        assert [len(share.train) for share in shares[6:]] == [179, 153, 47, 25]
+        assert [len(share.test) for share in shares[6:]] == [224, 190, 58, 30]
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(256, size=(count, 16, 16, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("has_test", [False, True])
+def test_images_changed_once_are_four_of_five_or_the_training_part(has_test: bool) -> None:
+    before, is_test = images(50), np.arange(50) >= (30 if has_test else 50)
+    made = augmented_once({"images": before, "labels": np.zeros(50, dtype=np.int64), "is_test": is_test})
+    changed = (made["images"] != before).any(axis=(1, 2, 3))
+    chosen = 30 if has_test else 40
+    assert chosen - 3 <= changed.sum() <= chosen  # a crop may be the whole image
+    assert not (changed & is_test).any()
+    assert not made["is_test"].any()
+    again = augmented_once({"images": before, "labels": np.zeros(50, dtype=np.int64), "is_test": is_test})
+    np.testing.assert_array_equal(made["images"], again["images"])
+
+
+def test_changed_image_keeps_its_brightness_and_size() -> None:
+    grey = np.full((20, 16, 16, 3), 77, dtype=np.uint8)
+    none = np.zeros(20, dtype=bool)
+    made = augmented_once({"images": grey, "labels": np.zeros(20, dtype=np.int64), "is_test": none})
+    np.testing.assert_array_equal(made["images"], grey)
