@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fedapp.functional import _lean
 from fedapp.functional._flow import Flow, Positions
 from fedapp.functional._survey import HALVES
 from fedapp.functional.channels import ChannelGraph
@@ -67,8 +68,9 @@ def _install(compact: Any, half: str, graph: fx.Graph, flow: Flow) -> None:
     rewritten = _Rewriter(graph, flow, prefix)
     if not rewritten.edits:
         return
+    device = next(compact.parameters()).device
     for name, positions in rewritten.positions.items():
-        owner.register_buffer(name, torch.from_numpy(positions), persistent=False)
+        owner.register_buffer(name, torch.from_numpy(positions).to(device), persistent=False)
 
     def run(self: nn.Module, x: Tensor) -> Tensor:
         result: Tensor = _Runner(self, graph=rewritten.graph).run(x)
@@ -83,9 +85,38 @@ class _Runner(fx.Interpreter):
     """Runs a rewritten graph; dropout that was called as a function follows the module's training flag."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, _Chain):
+            return self._chain(target.modules, *args)
         if target in (F.dropout, F.dropout2d):
             kwargs = {**kwargs, "training": self.module.training}
         return super().call_function(target, args, kwargs)
+
+    def _chain(self, paths: tuple[str, ...], x: Tensor) -> Tensor:
+        modules = tuple(self.fetch_attr(path) for path in paths)
+        if _lean.applies(modules, x):
+            return _lean.norm_relu_conv(modules[0], modules[-1], x)
+        for module in modules:
+            x = module(x)
+        return x
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Names a BatchNorm, a ReLU and a convolution that are called one after the other and read by nothing else."""
+
+    modules: tuple[str, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise TypeError("a chain is called by the runner, which knows the modules")
+
+
+def chain_before(conv: fx.Node) -> list[fx.Node]:
+    """Return the BatchNorm and the ReLU before a convolution if it alone reads them; else nothing."""
+    (relu,) = conv.all_input_nodes
+    if relu.meta.get("op") != "ReLU" or len(relu.users) > 1:
+        return []
+    (norm,) = relu.all_input_nodes
+    return [norm, relu] if norm.meta["kind"] == "norm" and len(norm.users) == 1 else []
 
 
 class _Rewriter:
@@ -99,7 +130,7 @@ class _Rewriter:
         for node in graph.nodes:
             self.copies[node] = self._copy(node)
         for node in reversed(self.graph.nodes):
-            if node.meta.get("kind") == "size" and not node.users:
+            if node.op not in ("placeholder", "output") and not node.users:
                 self.graph.erase_node(node)
 
     def _copy(self, node: fx.Node) -> fx.Node:
@@ -114,6 +145,12 @@ class _Rewriter:
         if kind == "restore" and held is not None:  # this pooling changes nothing in the full model
             self.edits += 1
             return inputs[0]
+        chain = chain_before(node) if kind == "conv" else []
+        if chain:
+            self.edits += 1
+            paths = tuple(str(n.target).removeprefix(self.prefix) for n in (*chain, node))
+            source = self.copies[chain[0].all_input_nodes[0]]
+            return self.graph.create_node("call_function", _Chain(paths), (source,), name="chain")
         copied = self.graph.node_copy(node, lambda n: self.copies[n])
         if node.op in ("call_module", "get_attr"):
             copied.target = str(node.target).removeprefix(self.prefix)
@@ -206,9 +243,15 @@ class _UnionAdd(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         sides = [
-            torch.cat([gradient.narrow(1, s[0], s[1]) for s in ctx.segments if s[2 + side] >= 0], dim=1)
-            if ctx.needs_input_grad[side]
-            else None
+            _runs(gradient, [s[:2] for s in ctx.segments if s[2 + side] >= 0]) if ctx.needs_input_grad[side] else None
             for side in (0, 1)
         ]
         return sides[0], sides[1], None, None
+
+
+def _runs(gradient: Tensor, runs: list[tuple[int, int]]) -> Tensor:
+    """Return the channels of runs (start, length), without a copy where they follow each other."""
+    start, length = runs[0][0], sum(length for _, length in runs)
+    if runs[-1][0] + runs[-1][1] == start + length:
+        return gradient.narrow(1, start, length)
+    return torch.cat([gradient.narrow(1, *run) for run in runs], dim=1)

@@ -18,8 +18,9 @@ from torch.nn.modules.conv import _ConvNd
 HALVES = ("features", "head")
 WAY_OUT = "change the model there, or train it whole with a method that prunes nothing"
 
-# Kinds of operation, as noted in node.meta["kind"]. "pass" acts on each channel by itself and maps zeros to zeros;
-# "dense" reads nothing that a convolution wrote; "size" is a number that only a flattening may use.
+# Kinds of operation, as noted in node.meta["kind"]. "pass" acts on each number by itself and maps 0 to 0, "pool" does
+# so on each channel; "restore" mixes neighbours of a feature vector; "dense" reads nothing that a convolution wrote;
+# "size" is a number that only a flattening may use.
 _MODULES: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (
     (nn.Conv2d, "conv"),
     ((nn.BatchNorm2d, nn.BatchNorm1d), "norm"),
@@ -27,7 +28,7 @@ _MODULES: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] 
     (nn.Flatten, "flatten"),
     (nn.AdaptiveAvgPool1d, "restore"),
     ((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.Tanh, nn.Hardswish, nn.Hardtanh, nn.PReLU), "pass"),
-    ((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d), "pass"),
+    ((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d), "pool"),
     ((nn.Identity, nn.Dropout, nn.Dropout2d, nn.AlphaDropout), "pass"),
 )
 _FUNCTIONS: Mapping[Any, str] = {
@@ -37,7 +38,8 @@ _FUNCTIONS: Mapping[Any, str] = {
     **dict.fromkeys(("size", getattr, operator.getitem), "size"),
     **dict.fromkeys((F.relu, torch.relu, "relu", "relu_", torch.relu_, torch.tanh, "tanh", "contiguous"), "pass"),
     **dict.fromkeys((F.relu6, F.leaky_relu, F.silu, F.gelu, F.elu, F.hardswish), "pass"),
-    **dict.fromkeys((F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.dropout, F.dropout2d), "pass"),
+    **dict.fromkeys((F.dropout, F.dropout2d), "pass"),
+    **dict.fromkeys((F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d), "pool"),
 }
 _OWN = frozenset({"weight", "bias"})
 
@@ -62,7 +64,7 @@ class _Tracer(fx.Tracer):
     """Names modules and attributes as the model does, and says where tracing stopped."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or _module_kind(m) not in ("", "pass")
+        return super().is_leaf_module(m, module_qualified_name) or _module_kind(m) not in ("", "pass", "pool")
 
     def path_of_module(self, mod: nn.Module) -> str:
         return super().path_of_module(mod).removeprefix("model.")
@@ -138,14 +140,14 @@ class Survey(fx.Interpreter):
             for node in graph.nodes:
                 if node.op == "placeholder":
                     writers = before.meta["writers"] if before else frozenset()
-                    node.meta.update(kind="input", writers=writers, shape=tuple(value.shape[1:]))
+                    node.meta.update(kind="input", writers=writers, shape=tuple(value.shape[1:]), op="")
                     self.env[node] = value
                 elif node.op == "output":
                     break
                 else:
                     self._visit(node)
         (last,) = node.all_input_nodes
-        node.meta.update(last.meta, kind="output")
+        node.meta.update(last.meta, kind="output", op="")
         return node, self.env[last]
 
     def _visit(self, node: fx.Node) -> None:
@@ -153,11 +155,11 @@ class Survey(fx.Interpreter):
         written: frozenset[int] = frozenset().union(*(n.meta["writers"] for n in inputs))
         kind = self._kind(node, bool(written))
         try:
-            self.env[node] = self.run_node(node)
+            self.env[node] = self._result(node, kind)
         except Exception as error:
             raise UnprunableError(f"{_place(node)} fails on the given input shape ({error})") from error
         shape = tuple(getattr(self.env[node], "shape", ()))[1:]
-        node.meta.update(kind=kind, writers=written, shape=shape)
+        node.meta.update(kind=kind, writers=written, shape=shape, op=self._name(node))
         if kind == "conv":
             node.meta["writers"] = frozenset({len(self.found.convs)})
             self.found.convs.append(node)
@@ -167,6 +169,21 @@ class Survey(fx.Interpreter):
             self._add(node)
         if written and kind not in ("conv", "size", "dense"):
             _check_shapes(node)
+
+    def _result(self, node: fx.Node, kind: str) -> Any:
+        """Return a tensor of the shape of what a node returns.
+
+        What convolutions wrote are zeros on the CPU: for most operations without data torch would load its compiler,
+        which takes a second.
+        """
+        if kind in ("norm", "pass", "add"):
+            return self.env[node.all_input_nodes[0]]
+        if kind == "conv":
+            return _convolved(self.fetch_attr(str(node.target)), self.env[node.all_input_nodes[0]])
+        if kind == "linear":
+            x = self.env[node.all_input_nodes[0]]
+            return torch.empty(*x.shape[:-1], self.fetch_attr(str(node.target)).out_features, device="meta")
+        return self.run_node(node)
 
     def _kind(self, node: fx.Node, written: bool) -> str:
         """Return what kind of operation a node is; refuses what is none."""
@@ -188,6 +205,12 @@ class Survey(fx.Interpreter):
             raise UnprunableError(f"{_place(node)} is not known to keep dropped channels apart and at zero; {WAY_OUT}")
         return kind
 
+    def _name(self, node: fx.Node) -> str:
+        """Return the name of a module's type or of a function."""
+        if node.op == "call_module":
+            return type(self.fetch_attr(str(node.target))).__name__
+        return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target))
+
     def _add(self, node: fx.Node) -> None:
         operands = node.args
         shapes = [n.meta["shape"] for n in operands if isinstance(n, fx.Node)]
@@ -204,6 +227,17 @@ class Survey(fx.Interpreter):
         direct = [_direct(n) for n in node.all_input_nodes]
         if len(direct) == 2 and all(n is not None for n in direct):
             self.found.meeting.append((min(written[0]), min(written[1])))
+
+
+def _convolved(conv: Any, x: Tensor) -> Tensor:
+    if x.ndim != 4 or x.shape[1] != conv.in_channels:
+        raise ValueError(f"it takes {conv.in_channels} channels of an image, got {tuple(x.shape[1:])}")
+    sides = []
+    for axis, side in enumerate(x.shape[2:]):
+        reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
+        around = {"same": reach, "valid": 0}[conv.padding] if isinstance(conv.padding, str) else 2 * conv.padding[axis]
+        sides.append((side + around - reach - 1) // conv.stride[axis] + 1)
+    return torch.zeros(len(x), conv.out_channels, *sides)
 
 
 def _direct(node: fx.Node) -> fx.Node | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -144,12 +143,12 @@ def _assemble(model: nn.Module, found: Found, graphs: Mapping[str, fx.Graph]) ->
     pinned = {min(writers) for writers, dense in found.additions if dense}
     return ChannelGraph(
         layers=tuple(layers),
-        entries=MappingProxyType(entries),
+        entries=entries,
         trainable=frozenset(name for name, _ in model.named_parameters()),
         streams=streams,
         pinned=frozenset(i for i, stream in enumerate(streams) if pinned & set(stream)),
         meeting=tuple(found.meeting),
-        halves=MappingProxyType(dict(graphs)),
+        halves=graphs,
     )
 
 

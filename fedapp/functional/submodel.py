@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
+from fedapp.functional._activations import activations
 from fedapp.functional._compact import extracted, with_tensors
 from fedapp.functional._flow import Positions, flow
 from fedapp.functional._survey import HALVES
@@ -94,11 +94,12 @@ def plan(graph: ChannelGraph, active: npt.ArrayLike) -> Plan:
             if name in index:
                 index[name] = (first, read)[: len(index[name])]
     shapes = {name: _cut(shape, index[name]) for name, shape in graph.entries.items()}
-    return Plan(active, MappingProxyType(index), flowing.rows, MappingProxyType(shapes))
+    return Plan(active, index, flowing.rows, shapes)
 
 
 def _checked(graph: ChannelGraph, active: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     mask = np.array(active)
+    mask.setflags(write=False)
     if mask.shape != (graph.total,) or mask.dtype != bool:
         raise ValueError(
             f"active must be {graph.total} booleans, one a channel of the {len(graph.layers)} convolutions, got shape "
@@ -175,12 +176,21 @@ def extract(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
     Raises:
         ValueError: If the plan is not of this graph.
     """
+    _check_plan(graph, plan)
     state = model.state_dict()
     arrays = {name: _taken(state[name], plan.index[name]) for name in graph.entries}
     for name, tensor in state.items():
         if name not in arrays:
             arrays[name] = tensor.clone()
     return extracted(model, graph, flow(graph, plan.active), arrays)
+
+
+def _check_plan(graph: ChannelGraph, plan: Plan) -> None:
+    if plan.active.shape != (graph.total,) or list(plan.shapes) != list(graph.entries):
+        raise ValueError(
+            f"the plan holds {len(plan.active)} channels and {len(plan.shapes)} entries, the model's graph {graph.total} "
+            f"and {len(graph.entries)}; plan with the graph of this model"
+        )
 
 
 def _taken(tensor: Tensor, index: Index) -> Tensor:
@@ -196,7 +206,11 @@ def masked(model: nn.Module, graph: ChannelGraph, plan: Plan) -> Any:
     It shares the model's parameters and buffers and has ``features`` and ``head``. ``hold()`` after an optimiser step
     gives every entry off the plan the value it had when the masked model was made, or at the last ``keep()``;
     otherwise weight decay would shrink what takes no part.
+
+    Raises:
+        ValueError: If the plan is not of this graph.
     """
+    _check_plan(graph, plan)
     network = with_tensors(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     flowing = flow(graph, plan.active)
     followed = {layer.name for layer in graph.layers if layer.norm}
@@ -263,8 +277,5 @@ def costs(graph: ChannelGraph, plan: Plan | None) -> Costs:
             weight = shapes[f"{node.target}.weight"]
             macs += math.prod(weight) * math.prod(node.meta["shape"][1:])
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if name in graph.trainable)
-    return Costs(macs, parameters, _activations(graph, plan))
-
-
-def _activations(graph: ChannelGraph, plan: Plan | None) -> int:
-    return 0
+    flowing = flow(graph, np.ones(graph.total, bool) if plan is None else plan.active)
+    return Costs(macs, parameters, activations(graph, flowing, compact=plan is not None))
