@@ -108,6 +108,40 @@ def by_domain(
     return [np.concatenate(parts) for parts in shares]
 
 
+def by_client(clients: ArrayLike | None, num_clients: int, dataset: str = "the data set") -> list[Ints]:
+    """Give every client what is its own by nature.
+
+    With fewer clients here than there are by nature, client i stands for those numbered i, i + K, i + 2K, ...
+
+    Args:
+        clients: Number of the natural client of every sample, int (N,); None if nothing says so.
+        num_clients: K, the number of clients here.
+        dataset: What to call the data in messages.
+
+    Returns:
+        K arrays of indices into ``clients``.
+
+    Raises:
+        SettingError: If nothing says whose a sample is, or there are fewer clients by nature than here.
+
+    Example:
+        >>> [share.tolist() for share in by_client([2, 0, 1, 0], num_clients=2)]
+        [[0, 1, 3], [2]]
+    """
+    if clients is None:
+        raise SettingError(
+            f"partition = clients: {dataset} does not say whose each sample is; use another partition, or "
+            "client-column with data of your own"
+        )
+    _, numbers = np.unique(np.asarray(clients), return_inverse=True)
+    count = int(numbers.max()) + 1
+    if num_clients > count:
+        raise SettingError(
+            f"partition = clients: {dataset} names {count} clients, not {num_clients}; use at most {count}"
+        )
+    return [np.flatnonzero(numbers % num_clients == client) for client in range(num_clients)]
+
+
 def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, min_size: int = 0, seed: Seed = 1) -> list[Ints]:
     """Share every class out by a Dirichlet draw: the rule of the papers, bit for bit.
 

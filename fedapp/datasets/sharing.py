@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError
-from fedapp.datasets import domains, partition
+from fedapp.datasets import domains, flwr_partition, partition
 from fedapp.datasets.base import Bools, Ints, Pool
 from fedapp.datasets.partition import Share
 
@@ -92,7 +92,7 @@ def _partition(
     later = np.zeros(len(pool), dtype=np.int64) if is_test is None else is_test.astype(np.int64)
     kind = settings.partition
     if kind == "auto":
-        kind = "dirichlet" if pool.domains is None else "domains"
+        kind = "clients" if pool.clients is not None else "dirichlet" if pool.domains is None else "domains"
     if kind != "domains" and (settings.samples_per_domain or settings.domain_map != "cyclic"):
         raise SettingError(
             f"samples-per-domain and domain-map need partition = domains, this is {kind}; use samples-per-client"
@@ -101,6 +101,11 @@ def _partition(
         return partition.iid(later, num_clients, rng)
     if kind == "dirichlet":
         return partition.dirichlet(pool.labels, num_clients, settings.dirichlet_alpha, settings.min_partition_size, rng)
+    if kind == "clients":
+        return partition.by_client(pool.clients, num_clients, settings.dataset)
+    if kind in flwr_partition.KINDS:
+        labels = np.unique(pool.labels, return_inverse=True)[1]
+        return flwr_partition.share(flwr_partition.Task(kind, labels, pool.clients, num_clients, settings), rng)
     if pool.domains is None:
         raise SettingError(
             f"partition = domains: {settings.dataset} has no domains; use iid or dirichlet, or a data set with domains "

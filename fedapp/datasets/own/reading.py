@@ -105,6 +105,7 @@ def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
         clients=None if clients is None else clients[0],
         client_names=() if clients is None else clients[1],
         is_test=None if rows.is_test is None else rows.is_test[kept],
+        native_split_only=rows.is_test is not None,
         scaled=rows.scaled,
         categories=rows.categories,
     )

@@ -1,0 +1,285 @@
+"""The partitioners of flwr-datasets by name, made disjoint and complete, and never endless.
+
+They see a data set of labels and clients only, in random order: the size-skewed ones cut it into runs. What a
+partitioner leaves out (an incomplete shard) is dealt out in turn. Where chance decides whether a partition is possible,
+there are some tries, each with another seed; after that an error says what would do.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import DataSettings, SettingError
+from fedapp.datasets.base import Ints
+
+TRIES = 10
+LABEL, CLIENT, ROW = "label", "client", "row"
+
+
+class InfeasibleError(Exception):
+    """A draw gave no partition; another seed may."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be shared out.
+
+    Attributes:
+        kind: The partitioner, a name of ``KINDS``.
+        labels: Class of every sample, int (N,), every number from 0 on in use.
+        clients: Whose each sample is by nature, int (N,), or None.
+        num_clients: K.
+        settings: Concentration, least size, classes and shards of a client.
+    """
+
+    kind: str
+    labels: Ints
+    clients: Ints | None
+    num_clients: int
+    settings: DataSettings
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def least(self) -> int:
+        """The least samples of a client: the setting, or as many as flwr-datasets asks for while they last."""
+        return self.settings.min_partition_size or max(1, min(10, len(self.labels) // self.num_clients // 2))
+
+
+def share(task: Task, rng: np.random.RandomState) -> list[Ints]:
+    """Return K disjoint, complete, non-empty arrays of indices.
+
+    Args:
+        task: What is to be shared out.
+        rng: Generator; a permutation and one seed for each try are drawn.
+
+    Raises:
+        SettingError: If no partition is possible; names what is.
+    """
+    kind = KINDS[task.kind]
+    order = rng.permutation(len(task.labels))
+    reason = ""
+    for _ in range(kind.tries):
+        try:
+            return _complete(_draw(kind.make, task, order, int(rng.randint(2**31))), task)
+        except (InfeasibleError, ValueError, ZeroDivisionError) as error:
+            reason = " ".join(str(error).split())
+    raise SettingError(
+        f"partition = {task.kind} of {len(task.labels)} samples over {task.num_clients} clients: "
+        + (kind.advise(task) or f"{reason}; use another partition")
+    )
+
+
+def _draw(make: Callable[[Task, int], Any], task: Task, order: Ints, seed: int) -> list[Ints]:
+    """Let one partitioner share out the samples in ``order``."""
+    import datasets
+
+    columns = {LABEL: task.labels[order], ROW: order}
+    if task.clients is not None:
+        columns[CLIENT] = task.clients[order]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they warn of, incomplete partitions, is mended or refused here
+        partitioner = make(task, seed)
+        partitioner.dataset = datasets.Dataset.from_dict(columns).with_format("numpy")
+        if partitioner.num_partitions != task.num_clients:
+            raise InfeasibleError(f"it makes {partitioner.num_partitions} parts")
+        parts = [partitioner.load_partition(client)[ROW] for client in range(task.num_clients)]
+    return [np.asarray(part, dtype=np.int64) for part in parts]
+
+
+def _complete(parts: list[Ints], task: Task) -> list[Ints]:
+    """Deal out what is left, and check that classes were not left out whole and nobody is empty."""
+    left = np.setdiff1d(np.arange(len(task.labels)), np.concatenate(parts))
+    held = np.delete(task.labels, left)
+    if len(np.unique(held)) < task.classes:
+        raise InfeasibleError(f"only {len(np.unique(held))} of {task.classes} classes have a client")
+    parts = [np.concatenate([part, left[client :: task.num_clients]]) for client, part in enumerate(parts)]
+    if not all(map(len, parts)):
+        raise InfeasibleError("a client is left without samples")
+    return parts
+
+
+def _partitioner(name: str) -> Any:
+    import flwr_datasets.partitioner
+
+    return getattr(flwr_datasets.partitioner, name)
+
+
+def _sized(name: str) -> Callable[[Task, int], Any]:
+    return lambda task, seed: _partitioner(name)(num_partitions=task.num_clients)
+
+
+def _dirichlet(task: Task, seed: int) -> Any:
+    return _partitioner("DirichletPartitioner")(
+        num_partitions=task.num_clients,
+        partition_by=LABEL,
+        alpha=task.settings.dirichlet_alpha,
+        min_partition_size=task.least,
+        seed=seed,
+    )
+
+
+def _inner_dirichlet(task: Task, seed: int) -> Any:
+    sizes = [len(part) for part in np.array_split(task.labels, task.num_clients)]
+    alpha = task.settings.dirichlet_alpha
+    return _partitioner("InnerDirichletPartitioner")(sizes, partition_by=LABEL, alpha=alpha, seed=seed)
+
+
+def _pathological(task: Task, seed: int) -> Any:
+    return _partitioner("PathologicalPartitioner")(
+        num_partitions=task.num_clients,
+        partition_by=LABEL,
+        num_classes_per_partition=task.settings.classes_per_client,
+        class_assignment_mode="first-deterministic",
+        seed=seed,
+    )
+
+
+def _shard(task: Task, seed: int) -> Any:
+    shards = task.settings.shards_per_client
+    return _partitioner("ShardPartitioner")(task.num_clients, LABEL, num_shards_per_partition=shards, seed=seed)
+
+
+def _natural(task: Task, seed: int) -> Any:
+    _check_clients(task)
+    return _partitioner("NaturalIdPartitioner")(partition_by=CLIENT)
+
+
+def _grouped(task: Task, seed: int) -> Any:
+    size = math.ceil(_check_clients(task) / task.num_clients)
+    return _partitioner("GroupedNaturalIdPartitioner")(partition_by=CLIENT, group_size=size, sort_unique_ids=True)
+
+
+def _check_clients(task: Task) -> int:
+    """Return how many clients there are by nature."""
+    if task.clients is None:
+        raise SettingError(
+            f"the partition asks whose each sample is, which {task.settings.dataset} does not say; use another "
+            "partition, or client-column with data of your own"
+        )
+    return len(np.unique(task.clients))
+
+
+# ---- what would do -------------------------------------------------------------------------------
+
+
+def _fewer(task: Task) -> str:
+    """Say how many clients a size-skewed partition can have."""
+    for count in range(task.num_clients - 1, 0, -1):
+        if _works(KINDS[task.kind].make, task, count):
+            return f"the first clients would hold nothing; use at most {count} clients"
+    return ""
+
+
+def _works(make: Callable[[Task, int], Any], task: Task, count: int) -> bool:
+    smaller = replace(task, num_clients=count)
+    try:
+        _draw(make, smaller, np.arange(len(task.labels)), 0)
+    except (InfeasibleError, ValueError):
+        return False
+    return True
+
+
+def _advise_dirichlet(task: Task) -> str:
+    sizes = [_smallest(task, task.settings.dirichlet_alpha, seed) for seed in range(TRIES)]
+    ways = [f"min-partition-size to at most {max(sizes)}"] if max(sizes) else []
+    for larger in task.settings.dirichlet_alpha * 2.0 ** np.arange(1, 15):
+        if min(_smallest(task, larger, seed) for seed in range(3)) >= task.least:
+            ways.append(f"dirichlet-alpha to at least {larger:g}")
+            break
+    advice = f"set {' or '.join(ways)}, or use fewer clients" if ways else "use fewer clients"
+    alpha = task.settings.dirichlet_alpha
+    return f"alpha {alpha:g} gave no try in which every client holds {task.least} samples; {advice}"
+
+
+def _smallest(task: Task, alpha: float, seed: int) -> int:
+    """Return the smallest client of one draw by the rule of the DirichletPartitioner."""
+    rng = np.random.RandomState(seed)
+    sizes = np.zeros(task.num_clients, dtype=np.int64)
+    for count in np.bincount(task.labels):
+        shares = np.nan_to_num(rng.dirichlet(np.full(task.num_clients, alpha)))
+        sizes += np.diff((np.cumsum(shares) * count).astype(np.int64)[:-1], prepend=0, append=count)
+    return int(sizes.min())
+
+
+def _advise_inner(task: Task) -> str:
+    return (
+        f"in {TRIES} tries a class ran out while a client drew from it alone (alpha "
+        f"{task.settings.dirichlet_alpha:g}); raise dirichlet-alpha, or use flwr-dirichlet"
+    )
+
+
+def _advise_pathological(task: Task) -> str:
+    wanted = task.settings.classes_per_client
+    if wanted > task.classes:
+        return f"classes-per-client = {wanted} exceeds the {task.classes} classes; set it to at most {task.classes}"
+    if feasible := next(_feasible_classes(task), 0):
+        return (
+            f"classes-per-client = {wanted} gave every class a client, and every client a sample of each of its "
+            f"classes, in none of {TRIES} tries; set it to {feasible}"
+        )
+    return "no number of classes-per-client gives every class a client; use another partition or more clients"
+
+
+def _feasible_classes(task: Task) -> Iterator[int]:
+    """Yield the numbers of classes of a client that work, the nearest to the one wanted first."""
+    wanted = task.settings.classes_per_client
+    for count in sorted(range(1, task.classes + 1), key=lambda count: abs(count - wanted)):
+        other = replace(task, settings=replace(task.settings, classes_per_client=count))
+        try:
+            _complete(_draw(_pathological, other, np.arange(len(task.labels)), 0), other)
+        except (InfeasibleError, ValueError):
+            continue
+        yield count
+
+
+def _advise_shard(task: Task) -> str:
+    most = len(task.labels) // task.num_clients
+    wanted = task.settings.shards_per_client
+    return f"shards-per-client = {wanted} asks for more shards than samples; set it to at most {most}"
+
+
+def _advise_natural(task: Task) -> str:
+    return f"the data name {_check_clients(task)} clients; use so many, or partition = clients for fewer"
+
+
+def _advise_nothing(task: Task) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One partitioner.
+
+    Attributes:
+        make: Makes it for a task and a seed.
+        advise: Says what would do where it gives no partition, or "".
+        tries: How many seeds it gets; 1 where chance does not decide.
+    """
+
+    make: Callable[[Task, int], Any]
+    advise: Callable[[Task], str]
+    tries: int = 1
+
+
+KINDS: dict[str, Kind] = {
+    "flwr-iid": Kind(_sized("IidPartitioner"), _advise_nothing),
+    "flwr-dirichlet": Kind(_dirichlet, _advise_dirichlet, tries=3),  # it makes eleven of its own each time
+    "flwr-inner-dirichlet": Kind(_inner_dirichlet, _advise_inner, TRIES),
+    "flwr-pathological": Kind(_pathological, _advise_pathological, TRIES),
+    "flwr-shard": Kind(_shard, _advise_shard),
+    "flwr-natural-id": Kind(_natural, _advise_natural),
+    "flwr-grouped-id": Kind(_grouped, _advise_natural),
+    "flwr-linear": Kind(_sized("LinearPartitioner"), _fewer),
+    "flwr-square": Kind(_sized("SquarePartitioner"), _fewer),
+    "flwr-exponential": Kind(_sized("ExponentialPartitioner"), _fewer),
+}
