@@ -67,6 +67,11 @@ def divided(total: NDArray[Any], counts: NDArray[Any], old: NDArray[Any]) -> NDA
     return mean
 
 
+def is_whole(index: NDArray[np.int64], size: int) -> bool:
+    """Whether valid positions are all of an axis, in order."""
+    return len(index) == size and bool((index[1:] > index[:-1]).all())
+
+
 class _Route(NamedTuple):
     """How a part is read for rows one after the other: values[take] go to ``put``, which ascends."""
 
@@ -79,7 +84,7 @@ class _Route(NamedTuple):
 
 def _route(part: Part, width: int) -> _Route:
     take, columns, source = part.put.argsort(), part.columns, None
-    if columns is not None and not (len(columns) == width and (columns[1:] > columns[:-1]).all()):
+    if columns is not None and not is_whole(columns, width):
         source = np.full(width, len(columns))
         source[columns] = np.arange(len(columns))
     return _Route(part, take, part.put[take], source)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._checks import check_choice
-from ._count_mean import Part, count_mean, divided
+from ._count_mean import Part, count_mean, divided, is_whole
 
 Matching = Literal["entry", "row"]
 
@@ -310,6 +310,8 @@ def _seen(shared: NDArray[Any], pool: Rows | None, index: NDArray[np.int64]) -> 
 
 def _taken(entry: NDArray[Any], rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> NDArray[Any]:
     """Copy some rows and columns; one take along one axis is several times faster than indexing two."""
+    rows = None if rows is None or is_whole(rows, len(entry)) else rows
+    columns = None if columns is None or is_whole(columns, entry.shape[1]) else columns
     if columns is None:
         return entry.copy() if rows is None else entry.take(rows, axis=0)
     if rows is None:
