@@ -62,6 +62,9 @@ class OwnDataSettings:
     categories: str = setting(
         "", 'values of the columns with categories, as {"colour": ["blue", "red"]}; empty = agreed from the data'
     )
+    vocabulary: str = setting("", "file with the words of texts, one a line; empty = agreed from the data")
+    most_words: int = setting(20_000, "most words that are taken from the data, the most frequent ones", low=1)
+    text_length: int = setting(200, "words of a text that are kept", low=1)
     image_size: int = setting(32, "side of the square that images are resized to, in pixels", low=1)
     scaling: str = setting(
         "client",

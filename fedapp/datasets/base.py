@@ -37,7 +37,7 @@ class Pool:
         native_split_only: Whether training and test sources must stay apart, so that test_split=auto means native.
         scaled: Which columns of ``inputs`` (N, F) are scaled by what the training part holds, bool (F,), or None.
         vocabulary: Number of token ids (0 = padding, 1 = unknown) if ``inputs`` are tokens, else 0.
-        categories: The values of every column with categories, which ``inputs`` lays out by them.
+        categories: The values of every column with categories, or the words of a text, by which ``inputs`` is laid out.
     """
 
     inputs: Bytes | Ints | Floats

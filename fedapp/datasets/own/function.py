@@ -2,7 +2,8 @@
 
 The setting ``data-callable`` names it as ``module:function``, from a module that ``plugins`` could import. It is called
 with ``data-root`` (on a device ``data-path``; "" if there is none) and returns ``(inputs, labels)``, or a mapping with
-``inputs`` and ``labels`` and, if it likes, ``clients``, ``domains`` and ``is_test``.
+``inputs`` and ``labels`` and, if it likes, ``clients``, ``domains`` and ``is_test``; with token ids also
+``vocabulary``, the number of ids that there are on all clients together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fedapp.config import DataSettings, SettingError
 from fedapp.datasets.base import Pool, Source
 from fedapp.datasets.own.reading import BadRows, Rows, as_text, to_pool
 
-KEYS = ("inputs", "labels", "clients", "domains", "is_test")
+COLUMNS = ("labels", "clients", "domains", "is_test")
+KEYS = ("inputs", *COLUMNS, "vocabulary")
 
 
 def load(settings: DataSettings) -> Pool:
@@ -35,7 +37,7 @@ def load(settings: DataSettings) -> Pool:
     name = settings.own.data_callable
     made = _called(name, settings.data_root)
     inputs = _inputs(np.asarray(made["inputs"]), name)
-    columns = {key: np.asarray(made[key]) for key in KEYS[1:] if made.get(key) is not None}
+    columns = {key: np.asarray(made[key]) for key in COLUMNS if made.get(key) is not None}
     for key, column in columns.items():
         if column.shape != (len(inputs),):
             raise SettingError(
@@ -56,6 +58,7 @@ def load(settings: DataSettings) -> Pool:
         clients=texts.get("clients"),
         domains=texts.get("domains"),
         is_test=columns["is_test"][rows].astype(np.bool_) if "is_test" in columns else None,
+        vocabulary=_vocabulary(inputs, made.get("vocabulary"), name),
     )
     pool = to_pool(read, settings.own, bad)
     bad.log(settings.dataset)
@@ -97,6 +100,18 @@ def _inputs(array: NDArray[Any], name: str) -> NDArray[Any]:
         f"{name} returned inputs {array.shape} of {array.dtype}; return images as uint8 (N, H, W, 1 or 3), tokens as "
         "int64 (N, L), or numbers as float32 (N, ...)"
     )
+
+
+def _vocabulary(inputs: NDArray[Any], size: Any, name: str) -> int:
+    """Return how many token ids there are, 0 if inputs are no tokens."""
+    if inputs.dtype != np.int64:
+        return 0
+    if size is None or not 0 <= int(inputs.min()) <= int(inputs.max()) < int(size):
+        raise SettingError(
+            f"{name} returned token ids {inputs.min()} to {inputs.max()} and vocabulary {size}; return as vocabulary "
+            "the number of ids, which are to run from 0 (padding) to below it"
+        )
+    return int(size)
 
 
 SOURCE = Source(

@@ -61,6 +61,7 @@ class Rows:
         is_test: Whether a row is in the source's own test part, or None if it has no such part.
         scaled: As :attr:`Pool.scaled`.
         categories: As :attr:`Pool.categories`.
+        vocabulary: As :attr:`Pool.vocabulary`.
     """
 
     inputs: NDArray[Any]
@@ -72,6 +73,7 @@ class Rows:
     is_test: Bools | None = None
     scaled: Bools | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    vocabulary: int = 0
 
 
 def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
@@ -108,6 +110,7 @@ def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
         native_split_only=rows.is_test is not None,
         scaled=rows.scaled,
         categories=rows.categories,
+        vocabulary=rows.vocabulary,
     )
 
 

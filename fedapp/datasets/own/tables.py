@@ -88,6 +88,7 @@ def _rows(table: Table, own: OwnDataSettings, bad: BadRows) -> Rows:
         is_test=is_test if is_test.any() and not is_test.all() else None,
         scaled=inputs.scaled,
         categories=inputs.categories,
+        vocabulary=inputs.vocabulary,
     )
 
 
