@@ -12,6 +12,7 @@ FIGURES = {
     "alignment_step": "C=100: gcsa, added",
     "cli_start": "heavy modules imported:",
     "fedproto_round": "ours / bare",
+    "fedsap_phases": "all, bn_stats amortised / local training",
     "local_engine": "allocated MB a round",
     "recording": "recording / round, CPU",
     "report": "comparison of four runs: time",
