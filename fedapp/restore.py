@@ -30,6 +30,7 @@ def client_infos(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Client
             num_classes=about["num-classes"],
             feature_dim=about["feature-dim"],
             input_shape=tuple(about["input-shape"]),
+            num_examples=about.get("train-examples", 0),
             domain=about["domain"],
             keep_ratio=about.get("keep-ratio", 0.0),
             vocabulary=about.get("vocabulary", 0),

@@ -26,7 +26,7 @@ QUICK = {
 
 
 def one_run(method: str, out: Path, **more: object) -> fedapp.api.Run:
-    models = "separable-cnn" if method == "fedavg" else "small-cnn,separable-cnn"
+    models = {"fedavg": "separable-cnn", "fedsap": "small-cnn"}.get(method, "small-cnn,separable-cnn")
     return fedapp.run(method, clients=4, rounds=2, models=models, out=out, **{**QUICK, **more})
 
 

@@ -391,7 +391,7 @@ def test_uneven_classes_and_tiny_clients_are_survived(federation, name):
     outcome = federation(
         name,
         clients=("0", "1", "2", "3", "4"),
-        kinds=(*kinds_for(name), "batch-norm", "batch-norm"),
+        kinds=(*kinds_for(name), *(kinds_for(name)[1],) * 2),
         train=(samples(9, 0, [5]), samples(9, 1, [3, 7]), samples(1, 2, [2]), samples(13, 3), samples(12, 4)),
         test=(samples(4, 5, [5]), samples(4, 6, [3, 7]), samples(1, 7, [2]), samples(0, 8), samples(6, 9)),
     ).run(name)

@@ -20,6 +20,10 @@ from fedapp.recorder import Recorder
 from fedapp.strategies import METHODS, Local
 
 CLIENTS, ROUNDS = 4, 4
+MODELS = {"fedavg": "separable-cnn", "fedsap": "small-cnn"}
+"""Methods that need equal models."""
+PARAMS = {"fedsap": "warmup.rounds=1 dga.every=2 dga.min-spread=0 dga.min-group=1 sgp.global-target=0.3"}
+"""Settings under which a method uses all of its state within the rounds of these tests."""
 
 
 class PowerCutError(BaseException):
@@ -28,7 +32,8 @@ class PowerCutError(BaseException):
 
 def config(out: Path, method: str, name: str, **values: Any) -> RunConfig:
     quick = {"num-server-rounds": ROUNDS, "local-epochs": 1, "batch-size": 8, "samples-per-client": 24, "report": False}
-    models = {"models": "separable-cnn" if method == "fedavg" else "small-cnn,separable-cnn", "feature-dim": 16}
+    models = {"models": MODELS.get(method, "small-cnn,separable-cnn"), "feature-dim": 16}
+    models["method-params"] = PARAMS.get(method, "")
     more = {"method": method, "run-name": name, "out": str(out), "fraction-train": 0.5, "schedule": "cosine"}
     return parse(RunConfig, {**quick, **models, **more, **values})
 

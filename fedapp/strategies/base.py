@@ -94,6 +94,10 @@ class PayloadStrategy(Strategy):
     def begin(self) -> None:
         """Allocate the server's state; the clients are known now."""
 
+    def refuse(self, client: ClientInfo) -> str:
+        """Return why a client that came late cannot take part; "" if it can."""
+        return ""
+
     def downlink(self, client: ClientInfo) -> Downlink:
         """Return what ``client`` is sent before it trains."""
         return Downlink()
@@ -352,7 +356,9 @@ class PayloadStrategy(Strategy):
     def _leave_out_misfits(self, before: Mapping[str, ClientInfo]) -> None:
         """Leave out clients that came late and do not fit; the run goes on without them."""
         for client, info in list(self.clients.items()):
-            if before.get(client) != info and (reason := misfits(self.name, self.requires, {**before, client: info})):
+            if before.get(client) == info:
+                continue
+            if reason := misfits(self.name, self.requires, {**before, client: info}) or self.refuse(info):
                 self.roster.leave_out(client, Failure(client, "start", "SettingError", reason))
 
     def _sample(self, fraction: float, server_round: int, phase: str) -> list[str]:

@@ -62,13 +62,50 @@ def bilinear() -> Net:
     return Net(nn.Linear(INPUTS, FEATURES, bias=False), nn.Linear(FEATURES, CLASSES, bias=False))
 
 
-MODELS: dict[str, Callable[[], Net]] = {
+class Residual(nn.Module):
+    """A residual block: two convolutions, and a projection or the identity beside them."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = convolution(width_in, width), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width), nn.BatchNorm2d(width)
+        same = width_in == width
+        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(width_in, width, 1), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+class ConvNet(nn.Module):
+    """A tiny ResNet over the five inputs as a row of pixels: one projection, one identity block, then a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = convolution(1, 5), nn.BatchNorm2d(5)
+        self.layer1, self.layer2 = Residual(5, 6), Residual(6, 6)
+        self.layer3 = nn.Sequential(convolution(6, 8), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.bn1(self.conv1(x.reshape(-1, 1, 1, INPUTS))))
+        return self.layer3(self.layer2(self.layer1(y))).mean(dim=(2, 3))
+
+
+def convolution(width_in: int, width: int) -> nn.Conv2d:
+    return nn.Conv2d(width_in, width, (1, 3), padding=(0, 1), bias=False)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
     "plain": plain,
     "batch-norm": batch_norm,
     "deep-head": deep_head,
     "linear": linear,
     "bilinear": bilinear,
+    "conv": ConvNet,
 }
+CONVOLUTIONAL = ("fedsap",)
+"""Methods that need convolutions."""
 
 
 def samples(count: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> Samples:
@@ -80,6 +117,8 @@ def samples(count: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> S
 
 def kinds_for(name: str) -> tuple[str, ...]:
     """Three clients' models, as unlike as the method allows."""
+    if name in CONVOLUTIONAL:
+        return ("conv",) * 3
     requires = METHODS[name].strategy.requires
     if "equal-models" in requires:
         return ("batch-norm",) * 3
@@ -175,7 +214,7 @@ class Federation:
         return TamperedGrid(self, **options)
 
     def strategy(self, name: str, params: Any = None, *, seed: int = 0, **options: Any) -> PayloadStrategy:
-        def build(info: ClientInfo, kind: str) -> Net:
+        def build(info: ClientInfo, kind: str) -> Any:
             torch.manual_seed(seed + 77)
             return MODELS[kind or info.model]()
 

@@ -18,6 +18,7 @@ from fedapp.functional import budget, grouping, roles
 from fedapp.functional import channel_statistics as measures
 from fedapp.functional.channels import ChannelGraph
 from fedapp.functional.submodel import Costs, costs, plan
+from fedapp.payload import order
 from fedapp.seeds import derive
 from fedapp.strategies.fedsap.params import FedSAPParams
 
@@ -36,6 +37,7 @@ class Member:
         group: Number of its pseudo-domain group; -1 before the first grouping that it was part of.
         utility: (U,) smoothed utility, NaN where never measured.
         signal: What it was grouped by last, (n,), NaN where it did not hold the entry; empty before that.
+        fresh: True while nothing is known of it but its budget, and its channels are the first ones.
     """
 
     keep_ratio: float
@@ -43,6 +45,7 @@ class Member:
     group: int
     utility: Floats
     signal: Floats = field(default_factory=lambda: np.zeros(0))
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ class Assignment:
         known = self.members.get(client)
         if known is not None and known.keep_ratio == keep_ratio:
             return
-        ranking = self._first if known is None or np.isnan(known.utility).all() else self._rankings()[client]
-        active = self._active(ranking, keep_ratio, None, 1)
+        fresh = all(np.isnan(member.utility).all() for member in self.members.values())
+        active = self._active(self._first if fresh else self._ranking_of(client), keep_ratio, None, 1)
         if self.params.warmup_mode == "dense" and known is None:
             active = np.ones(self.graph.total, np.bool_)
         held = np.where(active, roles.GLOBAL, roles.DROPPED).astype(np.uint8)
@@ -107,7 +110,12 @@ class Assignment:
             known.keep_ratio, known.roles = keep_ratio, held
             return
         group = -1 if self.params.grouping else len(self.members)
-        self.members[client] = Member(keep_ratio, held, group, np.full(self.graph.total, np.nan))
+        self.members[client] = Member(keep_ratio, held, group, np.full(self.graph.total, np.nan), fresh=fresh)
+        self._sort()
+
+    def _sort(self) -> None:
+        """Put the members in the order of their ids, so that sums over them do not depend on who came when."""
+        self.members = dict(sorted(self.members.items(), key=lambda item: order(item[0])))
 
     def wants_signal(self, client: str, round_number: int) -> bool:
         """Return whether a client has to send its domain's signal: every R_d rounds, and newcomers at once."""
@@ -150,6 +158,7 @@ class Assignment:
             }
             fresh = measures.utility(activation, gradient, **shares)
             member = self.members[client]
+            member.fresh = False
             beta = self.params.beta if "utility" in self.params.ema_targets else 0.0
             side: Any = self.params.beta_on if beta else "old"
             member.utility = measures.smooth(member.utility, fresh, beta, side)
@@ -214,8 +223,8 @@ class Assignment:
 
     @property
     def num_groups(self) -> int:
-        """Groups that have a client."""
-        return len({self.group_of(client) for client in self.members})
+        """Groups that have a client; clients that were not grouped yet do not make one."""
+        return len({member.group for member in self.members.values() if member.group >= 0})
 
     # ---- masks and roles -------------------------------------------------------------------------
 
@@ -230,8 +239,9 @@ class Assignment:
         union = np.any(list(actives.values()), axis=0)
         for client, active in actives.items():
             scope = union if self.params.role_scope == "global" else active
-            decided = self._roles(scope)
+            decided = self._roles(scope) if self.members[client].group >= 0 else np.full_like(active, roles.GLOBAL, int)
             self.members[client].roles = np.where(active, decided, roles.DROPPED).astype(np.uint8)
+            self.members[client].fresh = False
 
     def _roles(self, active: Bools) -> npt.NDArray[np.uint8]:
         if not self.params.tri_state or self.num_groups < 2:
@@ -242,8 +252,13 @@ class Assignment:
             active, self.dispersion, self.graph.slices, tau=self.params.tau, global_target=target, mode=mode
         )
 
+    def _ranking_of(self, client: str) -> Floats:
+        """Return what a client's channels are ranked by; a newcomer's by what is known of all others."""
+        rankings = self._rankings()
+        return rankings[client] if client in rankings else np.mean(list(rankings.values()), axis=0)
+
     def _rankings(self) -> dict[str, Floats]:
-        """Return what every client's channels are ranked by, (U,) without gaps."""
+        """Return what every member's channels are ranked by, (U,) without gaps."""
         clients = list(self.members)
         known = np.stack([self.members[client].utility for client in clients])
         nothing = np.full_like(known, np.nan)
@@ -318,9 +333,15 @@ class Assignment:
     # ---- state -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything as named arrays without NaN."""
-        arrays: dict[str, npt.NDArray[Any]] = {"dispersion": self.dispersion, "measured": self._measured}
+        """Return everything as named arrays without NaN; clients of which nothing is known yet are admitted again."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "dispersion": self.dispersion,
+            "measured": self._measured,
+            "first-utilities": self._first,
+        }
         for client, member in self.members.items():
+            if member.fresh:
+                continue
             known = ~np.isnan(member.utility)
             held = ~np.isnan(member.signal)
             arrays |= {
@@ -328,25 +349,27 @@ class Assignment:
                 f"clients/{client}/roles": member.roles,
                 f"clients/{client}/utility": np.where(known, member.utility, 0.0),
                 f"clients/{client}/utility-known": known,
-                f"clients/{client}/signal": np.where(held, member.signal, 0.0),
-                f"clients/{client}/signal-held": held,
             }
+            if len(held):
+                signal = np.where(held, member.signal, 0.0)
+                arrays |= {f"clients/{client}/signal": signal, f"clients/{client}/signal-held": held}
         return arrays
 
     def load_state(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what :meth:`state` returned."""
         self.dispersion, self._measured = np.asarray(arrays["dispersion"]), np.asarray(arrays["measured"])
+        self._first = np.asarray(arrays["first-utilities"])
+        self.members = {}
         names = [name for name in arrays if name.startswith("clients/") and name.endswith("/numbers")]
         for name in names:
             client = name.removeprefix("clients/").removesuffix("/numbers")
-            own = {part: np.asarray(arrays[f"clients/{client}/{part}"]) for part in PARTS}
+            prefix = f"clients/{client}/"
+            own = {n.removeprefix(prefix): np.asarray(array) for n, array in arrays.items() if n.startswith(prefix)}
             ratio, group = own["numbers"]
             utility = np.where(own["utility-known"], own["utility"], np.nan)
-            signal = np.where(own["signal-held"], own["signal"], np.nan)
+            signal = np.where(own["signal-held"], own["signal"], np.nan) if "signal" in own else np.zeros(0)
             self.members[client] = Member(float(ratio), own["roles"], int(group), utility, signal)
-
-
-PARTS = ("numbers", "roles", "utility", "utility-known", "signal", "signal-held")
+        self._sort()
 
 
 def _exempt(text: str, graph: ChannelGraph) -> frozenset[int]:

@@ -52,14 +52,19 @@ class FedSAPUpdate(ClientUpdate):
         self.plan: Plan
         self._sent: Arrays = {}
         self._first: dict[str, Tensor] = {}
-        self._wants_signal = False
+        self._wants_signal = self._recalibrated = False
         self._activation: signals.ActivationMeter
         self._uploads: dict[str, Any] = {}
 
     # ---- what comes ------------------------------------------------------------------------------
 
     def receive(self, downlink: Downlink) -> None:
-        """Build the network that was sent and load its weights; re-estimate BatchNorm if that is asked for."""
+        """Build the network that was sent and load its weights; re-estimate BatchNorm if that is asked for.
+
+        With nothing sent, the network that was built before stays.
+        """
+        if ROLES not in downlink.arrays:
+            return
         shape = tuple(int(size) for size in str(downlink.settings["input-shape"]).split("x"))
         self.graph = channels_of(self.full, shape)
         roles = unpack_roles(downlink.arrays[ROLES], self.graph.total)
@@ -71,7 +76,8 @@ class FedSAPUpdate(ClientUpdate):
         self._consensus = self._under(downlink, CONSENSUS)
         self._wants_signal = bool(downlink.settings.get("signal"))
         self.model = self._network().to(self.local.device)
-        if downlink.settings.get("recalibrate"):
+        self._recalibrated = bool(downlink.settings.get("recalibrate"))
+        if self._recalibrated:
             self._recalibrate(self.model)
 
     def _network(self) -> nn.Module:
@@ -175,7 +181,7 @@ class FedSAPUpdate(ClientUpdate):
         elif self.params.at == "received-model" or not first.norm:
             conv = self.model.get_submodule(first.name)
             weight, bias = self._first.get("weight", conv.weight), self._first.get("bias", conv.bias)
-            found = signals.first_layer_statistics(conv, weight, bias, self._samples)
+            found = signals.first_layer_statistics(self.model, first.name, weight, bias, self._samples)
         else:
             rows = None if self.params.execution == "compact" else torch.from_numpy(self.plan.rows[0])
             found = signals.running_statistics(self.model.get_submodule(first.norm), rows)
@@ -201,7 +207,7 @@ class FedSAPUpdate(ClientUpdate):
         if not len(samples.y):
             return uplink
         names = ["accuracy-recalibrated", "accuracy-averaged"]
-        if not downlink.settings.get("recalibrate"):
+        if not self._recalibrated:
             names.reverse()
         self.metrics[names[0]] = self.metrics["accuracy"]
         statistics = {n: b.clone() for n, b in self.model.state_dict().items() if n.endswith(STATISTICS)}
@@ -217,11 +223,12 @@ class FedSAPUpdate(ClientUpdate):
         return uplink
 
     def _recalibrate(self, model: nn.Module) -> None:
-        """Re-estimate the running statistics on the client's own training samples."""
+        """Re-estimate the running statistics on the client's own training samples, if it has any."""
         self._averaged = {n: b.clone().cpu().numpy() for n, b in model.state_dict().items() if n.endswith(STATISTICS)}
         x = self._samples.x
         batches = (part.to(self.local.device) for part in torch.split(x, EVALUATION_BATCH))
-        batch_norm.install(model, batch_norm.moments(model, batches))
+        if len(x):
+            batch_norm.install(model, batch_norm.moments(model, batches))
 
 
 def _first_statistics(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -57,15 +57,19 @@ class FedSAP(PayloadStrategy):
         except ValueError as error:
             raise SettingError(f"fedsap cannot prune {self.first_client.model}: {error}") from None
         signals.signal_layers(self.graph, self.params.signal)
+        self._install()
+        for client in self.clients.values():
+            if reason := self.refuse(client):
+                raise SettingError(reason)
+
+    def _install(self) -> None:
+        """Begin with what was loaded: a whole state, the entries of a model, or nothing."""
         first = self._first_model()
         self.shared = SharedModel(self.params, self.graph, first)
         self.assignment = Assignment(self.params, self.graph, first, self.seed)
         if "dispersion" in self._loaded:
             self.shared.load_state(self._loaded)
             self.assignment.load_state(self._loaded)
-        for client in self.clients.values():
-            if reason := self.refuse(client):
-                raise SettingError(reason)
 
     def _first_model(self) -> dict[str, npt.NDArray[Any]]:
         given = {**arrays_of(self.network), **self._loaded}
@@ -226,12 +230,11 @@ class FedSAP(PayloadStrategy):
 
     def consensus(self) -> dict[str, npt.NDArray[Any]]:
         """Return one full-width model for everybody, by entry: ``load_state_dict(..., strict=False)`` takes it."""
-        pooled: dict[int, npt.NDArray[Any]] = {}
+        holders: dict[int, list[tuple[npt.NDArray[np.uint8], float]]] = {}
         for client, member in self.assignment.members.items():
             samples = self.clients[client].num_examples if client in self.clients else 0
-            group = self.assignment.group_of(client)
-            pooled[group] = pooled.get(group, 0.0) + samples * (member.roles == PRIVATE)
-        return self.shared.consensus(pooled)
+            holders.setdefault(self.assignment.group_of(client), []).append((member.roles, samples))
+        return self.shared.consensus(holders)
 
     def group_model(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Return W_G in full width with the rows that a group's pool holds in use."""
@@ -262,6 +265,8 @@ class FedSAP(PayloadStrategy):
     def load_state(self, arrays: Arrays) -> None:
         """Take over what :meth:`state` returned, or the entries of a model to start from."""
         self._loaded = {name: np.asarray(array) for name, array in arrays.items()}
+        if hasattr(self, "shared"):
+            self._install()
 
 
 def _text(shape: Sequence[int]) -> str:

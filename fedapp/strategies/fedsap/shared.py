@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedapp.functional import type_matched
 from fedapp.functional.channels import ChannelGraph
 from fedapp.functional.roles import DROPPED, GLOBAL, PRIVATE
-from fedapp.functional.submodel import Plan, gather
+from fedapp.functional.submodel import Plan
 from fedapp.functional.type_matched import Rows, Upload
 from fedapp.payload import Arrays
 from fedapp.strategies.fedsap import moments
@@ -20,6 +20,7 @@ from fedapp.strategies.fedsap.params import FedSAPParams
 
 Bools = npt.NDArray[np.bool_]
 Roles = npt.NDArray[np.uint8]
+Positions = npt.NDArray[np.int64] | None
 STATISTICS = ("running_mean", "running_var")
 
 
@@ -65,6 +66,7 @@ class SharedModel:
         arrays: W_G, full width, by entry.
         pools: Entry -> group -> rows.
         shared_by: (U,) whether any client joined the channel as Global at the last aggregation.
+        head_shared: Whether any client joined the classifier as Global then.
     """
 
     def __init__(self, params: FedSAPParams, graph: ChannelGraph, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -73,23 +75,22 @@ class SharedModel:
         self.arrays = dict(arrays)
         self.pools: dict[str, dict[int, Rows]] = {}
         self.shared_by: Bools = np.ones(graph.total, np.bool_)
+        self.head_shared = True
         self.owner = {entry: number for number, layer in enumerate(graph.layers) for entry in layer.entries}
 
     # ---- down ------------------------------------------------------------------------------------
 
     def composed(self, held: Sent) -> dict[str, npt.NDArray[Any]]:
         """Return a client's compact entries: rows of W_G where Global, of its group's pool where Private (Eq. 9)."""
-        small = gather(held.plan, self.arrays)
-        for name, pools in self.pools.items():
-            pool, private = pools.get(held.group), self._private(name, held.roles)
-            if pool is None or not private.any():
-                continue
-            rows, columns = self._index(held.plan, name)
-            places = np.flatnonzero(private[rows] & np.isin(rows, pool.index))
-            own = pool.values[np.searchsorted(pool.index, rows[places])]
-            small[name] = np.array(small[name])
-            small[name][places] = own if columns is None else own[:, columns]
-        return small
+        return {
+            name: type_matched.compose(
+                array,
+                self.pools.get(name, {}).get(held.group),
+                self._private(name, held.roles),
+                *self._positions(held.plan, name),
+            )
+            for name, array in self.arrays.items()
+        }
 
     def full(self, held: Sent) -> dict[str, npt.NDArray[Any]]:
         """Return the full-width model of which a client holds a part."""
@@ -98,20 +99,30 @@ class SharedModel:
             for name, array in self.arrays.items()
         }
 
-    def consensus(self, pooled: Mapping[int, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    def consensus(self, holders: Mapping[int, Sequence[tuple[Roles, float]]]) -> dict[str, npt.NDArray[Any]]:
         """Return one full-width model for everybody: W_G, and the mean of the pools where nobody shares a channel.
 
         Args:
-            pooled: Group -> (U,) samples behind each channel of its pool.
+            holders: Group -> roles (U,) and samples of each of its members.
         """
-        nobody = np.zeros(self.graph.total)
         model = dict(self.arrays)
         for name, pools in self.pools.items():
-            if name in self.owner and pools:
-                part = self.graph.slices[self.owner[name]]
-                weights = {group: pooled.get(group, nobody)[part] for group in pools}
-                model[name] = type_matched.consensus(model[name], pools, weights, self.shared_by[part])
+            weights = {
+                group: sum(
+                    (samples * self._private(name, roles) for roles, samples in holders.get(group, ())),
+                    np.zeros(len(model[name])),
+                )
+                for group in sorted(pools)
+            }
+            ordered = {group: pools[group] for group in weights}
+            model[name] = type_matched.consensus(model[name], ordered, weights, self._shared_rows(name))
         return model
+
+    def _shared_rows(self, name: str) -> Bools:
+        """Return which rows (C,) of an entry any client joined as Global at the last aggregation."""
+        if name in self.owner:
+            return self.shared_by[self.graph.slices[self.owner[name]]]
+        return np.full(len(self.arrays[name]), self.head_shared)
 
     # ---- up --------------------------------------------------------------------------------------
 
@@ -127,6 +138,7 @@ class SharedModel:
     def join(self, joining: Sequence[Joining]) -> None:
         """Join uploads by role (Eq. 8)."""
         self.shared_by = np.any([(one.sent.roles != DROPPED) & (one.roles == GLOBAL) for one in joining], axis=0)
+        self.head_shared = self.params.head == "global" or any(not (one.roles == PRIVATE).any() for one in joining)
         joined = SharedModel(self.params, self.graph, self.arrays)
         for name in self.arrays:
             if all(name in one.arrays for one in joining):
@@ -146,11 +158,11 @@ class SharedModel:
         return moments.pooled_variance(before, (joined.arrays[mean], joined.pools[mean]), means, uploads)
 
     def _upload(self, name: str, one: Joining) -> Upload:
-        rows, columns = self._index(one.sent.plan, name)
-        sent = one.rows_sent[name][rows] if one.rows_sent else None
-        return Upload(
-            one.arrays[name], rows, columns, self._private(name, one.roles)[rows], one.group, one.weight, sent
-        )
+        rows, columns = self._positions(one.sent.plan, name)
+        chosen = slice(None) if rows is None else rows
+        sent = one.rows_sent[name][chosen] if one.rows_sent else None
+        private = self._private(name, one.roles)[chosen]
+        return Upload(one.arrays[name], rows, columns, private, one.group, one.weight, sent)
 
     def _private(self, name: str, roles: Roles) -> Bools:
         """Return which rows (C,) of an entry belong to a group's pool under these roles."""
@@ -160,10 +172,10 @@ class SharedModel:
         by_group = self.params.head == "group" and name.startswith("head.") and bool((roles == PRIVATE).any())
         return np.full(len(self.arrays[name]), by_group)
 
-    def _index(self, part: Plan, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-        """Return a plan's rows of an entry, and its columns; None = all, or there are none."""
+    def _positions(self, part: Plan, name: str) -> tuple[Positions, Positions]:
+        """Return a plan's rows and columns of an entry; None = all, or there are none."""
         rows, columns = (*part.index[name], None, None)[:2]
-        return (np.arange(len(self.arrays[name])) if rows is None else rows), columns
+        return rows, columns
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -173,12 +185,13 @@ class SharedModel:
         for name, pools in self.pools.items():
             for group, rows in pools.items():
                 arrays |= {f"pool/{group}/index/{name}": rows.index, f"pool/{group}/rows/{name}": rows.values}
-        return {**arrays, "shared-by": self.shared_by}
+        return {**arrays, "shared-by": self.shared_by, "head-shared": np.array([self.head_shared])}
 
     def load_state(self, arrays: Arrays) -> None:
         """Take over what :meth:`state` returned."""
         self.arrays = {name: np.asarray(arrays[f"global/{name}"]) for name in self.arrays}
-        self.shared_by = np.asarray(arrays["shared-by"])
+        self.shared_by, self.head_shared = np.asarray(arrays["shared-by"]), bool(arrays["head-shared"][0])
+        self.pools = {}
         for key in (key for key in arrays if key.startswith("pool/") and "/index/" in key):
             group, name = key.removeprefix("pool/").split("/index/")
             rows = Rows(np.asarray(arrays[key]), np.asarray(arrays[f"pool/{group}/rows/{name}"]))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedapp.client_update import EVALUATION_BATCH, LabelledSamples
 from fedapp.config import SettingError
@@ -151,25 +150,42 @@ def signal_layers(graph: ChannelGraph, signal: str) -> list[int]:
     return found
 
 
-@torch.no_grad()
-def first_layer_statistics(conv: Any, weight: Tensor, bias: Tensor | None, samples: LabelledSamples) -> Floats:
+class _SeenError(Exception):
+    """Ends a forward pass behind the layer that was asked for."""
+
+
+def first_layer_statistics(
+    model: Any, layer: str, weight: Tensor, bias: Tensor | None, samples: LabelledSamples
+) -> Floats:
     """Return mean and standard deviation (2·C,) of every channel of the first convolution over samples and positions.
 
     Args:
-        conv: The convolution, for its stride, padding and dilation; its own weights are not used.
+        model: The client's network; whatever it does to its inputs before that convolution is done here, too.
+        layer: Path of the convolution; its own weights are not used.
         weight: Weights (C, I, k, k).
         bias: Biases (C,), if it has them.
         samples: The samples.
     """
-    total = torch.zeros(2, len(weight), dtype=torch.float64, device=weight.device)
+    totals = torch.zeros(2, len(weight), dtype=torch.float64, device=weight.device)
     count = 0
-    for start in range(0, len(samples.y), EVALUATION_BATCH):
-        x = samples.x[start : start + EVALUATION_BATCH].to(weight)
-        y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
-        y = y.transpose(0, 1).flatten(1).double()
-        total += torch.stack([y.sum(dim=1), y.square().sum(dim=1)])
+
+    def measure(conv: Any, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal count
+        y = conv._conv_forward(inputs[0], weight, bias).transpose(0, 1).flatten(1).double()
+        totals.add_(torch.stack([y.sum(dim=1), y.square().sum(dim=1)]))
         count += y.shape[1]
-    mean, square = total / count
+        raise _SeenError
+
+    def features(x: Tensor) -> None:
+        with suppress(_SeenError):
+            model.features(x)
+
+    handle = model.get_submodule(layer).register_forward_pre_hook(measure)
+    try:
+        pass_over(features, samples, weight.device)
+    finally:
+        handle.remove()
+    mean, square = totals / count
     deviation = (square - mean.square()).clamp(min=0).sqrt()
     return torch.cat([mean, deviation]).float().cpu().numpy()
 
