@@ -135,6 +135,23 @@ def plot(
 
 
 @app.command()
+def partition(
+    settings: Settings = None,
+    clients: Clients = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it too: .svg, .png or .pdf.")] = None,
+    config: SettingsFile = None,
+) -> None:
+    """Show who holds what before any training, clients by classes and by domains.
+
+    `fedapp partition --clients 20 --set dataset=cifar10 --set dirichlet-alpha=0.5 --plot who.png`.
+    """
+    from fedapp.experiments import holdings
+
+    with _honest():
+        holdings.show(_values(settings, config, None, None), clients or 10, plot, typer.echo)
+
+
+@app.command()
 def doctor(
     settings: Settings = None,
     clients: Clients = None,

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 from fedapp import datasets, models, node, plugins  # noqa: E402
 from fedapp.config import RunConfig, SettingError, parse  # noqa: E402
-from fedapp.paths import existing_folder  # noqa: E402
+from fedapp.paths import existing  # noqa: E402
 from fedapp.strategies import models_of  # noqa: E402
 
 
@@ -35,7 +35,7 @@ def load(context: Context) -> node.Setup:
     plugins.load(config.plugins)
     index, count = _position(context)
     data = datasets.load_node(
-        replace(config.data, data_root=existing_folder(config.data.data_root, "data-root")), index, count
+        replace(config.data, data_root=existing(config.data.data_root, "data-root")), index, count
     )
     group = models_of(config.method, config.models)
     name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))

@@ -84,13 +84,13 @@ def _own_flower_home() -> bytes:
     return f"FLWR_HOME={os.environ.get('FLWR_HOME', '')}".encode()
 
 
-def existing_folder(path: str, setting: str) -> str:
+def existing(path: str, setting: str) -> str:
     """Return ``path`` resolved.
 
     Raises:
-        SettingError: If it is given but no folder is there.
+        SettingError: If it is given but nothing is there.
     """
     resolved = resolve(path)
-    if resolved and not Path(resolved).is_dir():
-        raise SettingError(f"{setting} = {path!r} is not a folder ({resolved}); give the folder's absolute path")
+    if resolved and not Path(resolved).exists():
+        raise SettingError(f"{setting} = {path!r} is not there ({resolved}); give its absolute path")
     return resolved

@@ -95,7 +95,7 @@ def run(
 
 def _held(config: RunConfig) -> Callable[[ClientInfo], Any]:
     """Return what tells the samples of a simulated client, as its own ClientApp loads them."""
-    data = replace(config.data, data_root=paths.existing_folder(config.data.data_root, "data-root"))
+    data = replace(config.data, data_root=paths.existing(config.data.data_root, "data-root"))
     return lambda info: datasets.load_node(data, int(info.client), info.num_clients)
 
 
@@ -138,7 +138,7 @@ def check(config: RunConfig) -> tuple[Method, Any]:
     plugins.load(config.plugins)
     models.resolve(models_of(config.method, config.models))
     lookup(datasets.DATASETS, config.data.dataset, "data set")
-    paths.existing_folder(config.data.data_root, "data-root")
+    paths.existing(config.data.data_root, "data-root")
     tiers.read(config.device_tiers)
     tracking.check(config.track)
     method = lookup(METHODS, config.method, "method")

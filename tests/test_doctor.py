@@ -89,7 +89,7 @@ def test_json_says_the_same(monkeypatch):
     assert code == told["exit_code"] == CODES["data"]
     by_name = {check["check"]: check for check in told["checks"]}
     assert list(by_name) == list(CODES)
-    assert by_name["data"]["findings"][0]["problem"].startswith("data-root = 'no/such' is not a folder")
+    assert by_name["data"]["findings"][0]["problem"].startswith("data-root = 'no/such' is not there")
     assert by_name["partition"]["skipped"]
 
 
@@ -200,7 +200,7 @@ def test_a_misfit_of_this_environment_ends_with_its_code(site, monkeypatch):
 
 def test_a_missing_data_root_is_found_and_the_partition_left_out(tmp_path):
     outcomes = look("data partition", data_root=str(tmp_path / "gone"))
-    assert "is not a folder" in only_finding(outcomes["data"]).problem
+    assert "is not there" in only_finding(outcomes["data"]).problem
     assert outcomes["partition"].skipped
     assert doctor.exit_code(list(outcomes.values())) == CODES["data"]
 

@@ -143,13 +143,13 @@ def test_absolute_paths_and_the_home_directory_do_not_depend_on_the_base(tmp_pat
     assert paths.resolve("") == ""
 
 
-def test_a_folder_that_is_not_there_is_named_as_given_and_as_found(tmp_path):
+def test_a_path_where_nothing_is_is_named_as_given_and_as_found(tmp_path):
     paths.set_base(str(tmp_path))
     (tmp_path / "data").mkdir()
-    assert paths.existing_folder("data", "data-root") == str(tmp_path / "data")
-    assert paths.existing_folder("", "data-root") == ""
-    with pytest.raises(SettingError, match="data-root = 'dta' is not a folder") as caught:
-        paths.existing_folder("dta", "data-root")
+    assert paths.existing("data", "data-root") == str(tmp_path / "data")
+    assert paths.existing("", "data-root") == ""
+    with pytest.raises(SettingError, match="data-root = 'dta' is not there") as caught:
+        paths.existing("dta", "data-root")
     assert str(tmp_path / "dta") in str(caught.value)
 
 

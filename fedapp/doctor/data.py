@@ -40,4 +40,4 @@ def look_at_partition(case: Case) -> str:
 
 def _settings(case: Case) -> DataSettings:
     settings = case.config.data
-    return replace(settings, data_root=paths.existing_folder(settings.data_root, "data-root"))
+    return replace(settings, data_root=paths.existing(settings.data_root, "data-root"))

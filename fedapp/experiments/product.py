@@ -109,7 +109,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _outcome(pair: Pair, config: RunConfig) -> dict[str, Any]:
     """Run one pair and return what became of it; whatever goes wrong is part of the answer."""
-    data_root = paths.existing_folder(config.data.data_root, "data-root")
+    data_root = paths.existing(config.data.data_root, "data-root")
     data = replace(config.data, dataset=pair.dataset, data_root=data_root)
     try:
         datasets.load_pool(data)
