@@ -1,0 +1,192 @@
+"""Makes results/fedsap.md: FedSAP in both profiles beside FedAvg, and what groups its clients.
+
+::
+
+    python -m fedapp.experiments.fedsap_page --data-root DIR [--seeds 0,1] [--out DIR] [--page FILE]
+
+It runs the shipped grids ``fedsap-grouping`` and ``fedsap-digits-offline`` (started again, they go on where they were)
+and writes the page from what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from fedapp.experiments import commands, results
+from fedapp.experiments.records import Run
+
+GRIDS = ("fedsap-grouping", "fedsap-digits-offline")
+TAIL = 5
+EVALUATIONS = (
+    "consensus",
+    "consensus-recalibrated",
+    "group",
+    "group-recalibrated",
+    "deployed",
+    "deployed-recalibrated",
+)
+AT_ROUNDS = (1, 2, 3, 5, 8, 10, 15)
+HEAD = """# FedSAP, measured
+
+Made by `python -m fedapp.experiments.fedsap_page` from the grids `fedsap-grouping` and `fedsap-digits-offline`
+(`fedapp/experiments/configs/`), on {processors}, at commit {commit}. These are not the paper's data: MNIST-M and
+rendered digits stand in for SVHN and SYN, and the network has a quarter of ResNet-10's width, so no number here can be
+held against the paper's tables. Accuracies are per cent. `consensus` is one model for everybody; `group` serves each
+domain
+with its pseudo-domain's Private channels; `deployed` is each client's own submodel on its own domain. "re-estimated"
+means that BatchNorm's statistics were measured anew in one pass over training samples before the evaluation. "tail" is
+the mean of the last {tail} evaluations; best-over-rounds is a choice made on the test set.
+"""
+
+
+def accuracies(run: Run, name: str) -> list[Mapping[str, float]]:
+    """Return the accuracies by domain of every evaluation under one of ``EVALUATIONS``; FedAvg has one model."""
+    if run.settings["method"] == "fedavg":
+        found = [line["domains"] for line in run.rounds if line.get("domains")]
+        return found if name == "consensus" else []
+    return [line["evaluations"][name] for line in run.rounds if name in (line.get("evaluations") or {})]
+
+
+def summed_up(values: Sequence[float]) -> str:
+    """Return best, last and tail in per cent.
+
+    Example:
+        >>> summed_up([0.5, 0.75, 0.625])
+        '75.0 / 62.5 / 62.5'
+    """
+    best, last, tail = max(values), values[-1], statistics.mean(values[-TAIL:])
+    return " / ".join(f"{100 * value:.1f}" for value in (best, last, tail))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table.
+
+    Example:
+        >>> print(table(["a", "b"], [["1", "2"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | 2 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def label(run: Run) -> str:
+    """Return what a run is called."""
+    profile = run.settings.get("method-params.profile")
+    words = run.settings["method"] + (f" `{profile}`" if profile else "")
+    single = run.settings.get("method-params.sgp.tri-state") in (False, "false")
+    return f"{words}, one path, nested (width-scaled)" if single else words
+
+
+def over_rounds(runs: Sequence[Run]) -> str:
+    """Return the table of global means and worst domains."""
+    rows = []
+    for run in runs:
+        for name in EVALUATIONS:
+            if found := accuracies(run, name):
+                means = [statistics.mean(one.values()) for one in found]
+                worst = [min(one.values()) for one in found]
+                title = name.replace("-recalibrated", ", re-estimated")
+                rows.append([label(run), str(run.seed), title, summed_up(means), summed_up(worst)])
+    head = ["method", "seed", "model", "mean over domains: best / last / tail", "worst domain: best / last / tail"]
+    return table(head, rows)
+
+
+def by_domain(runs: Sequence[Run]) -> str:
+    """Return the table of single domains."""
+    domains = sorted({domain for run in runs for one in accuracies(run, "consensus") for domain in one})
+    rows = []
+    for run in runs:
+        for name in EVALUATIONS:
+            if found := accuracies(run, name):
+                cells = [summed_up([one[domain] for one in found]) for domain in domains]
+                rows.append([label(run), str(run.seed), name.replace("-recalibrated", ", re-estimated"), *cells])
+    return table(["method", "seed", "model", *domains], rows)
+
+
+def costs(runs: Sequence[Run]) -> str:
+    """Return the table of bytes and seconds."""
+    rows = []
+    for run in runs:
+        rounds = run.summary["rounds"]
+        traffic = [run.summary["bytes"][f"payload_{way}"] / 2**20 / rounds for way in ("down", "up")]
+        trained = sum(line["client_seconds"].get("train", 0.0) for line in run.rounds) / rounds
+        measured = (
+            sum(line["client_seconds"].get(name, 0.0) for line in run.rounds for name in ("statistics", "dga")) / rounds
+        )
+        server = sum(line["seconds"].get("aggregate", 0.0) for line in run.rounds) / rounds
+        cells = [f"{value:.2f}" for value in (*traffic, trained, measured, server)]
+        rows.append([label(run), str(run.seed), str(rounds), *cells])
+    head = ["method", "seed", "rounds", "MiB down a round", "MiB up a round", "s of training a round, all clients",
+            "of it statistics and signal", "s of aggregation a round"]  # fmt: skip
+    return table(head, rows)
+
+
+def grouping(runs: Sequence[Run]) -> str:
+    """Return the adjusted Rand index by round."""
+    rows = []
+    for run in runs:
+        found = {line["round"]: line["analysis"]["submodels"] for line in run.rounds if line.get("analysis")}
+        indices = [one["adjusted_rand"] for one in found.values()]
+        words = [run.settings[f"method-params.dga.{key}"] for key in ("signal", "at")]
+        centred = "centred" if run.settings["method-params.dga.center"] in (True, "true") else "raw"
+        at = [f"{found[number]['adjusted_rand']:.2f}" for number in AT_ROUNDS if number in found]
+        groups = found[max(found)]["num_groups"]
+        rows.append([*words, centred, str(run.seed), *at, f"{statistics.mean(indices):.2f}", str(groups)])
+    head = ["signal", "taken at", "", "seed", *(f"round {number}" for number in AT_ROUNDS), "mean", "groups at the end"]
+    return table(head, rows)
+
+
+def machine() -> str:
+    """Return what ran it: processors and their kind."""
+    return f"{os.cpu_count()} processors ({platform.machine()}), one thread a client, torch {version('torch')}"
+
+
+def commit() -> str:
+    """Return the commit of the sources, "unknown" outside a clone."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
+                           text=True, check=False)  # fmt: skip
+    return found.stdout.strip() or "unknown"
+
+
+def write(page: Path, out: Path, notes: str = "") -> None:
+    """Write the page from what the sweeps have done so far."""
+    signals, methods = ([entry.run for entry in results.load(out / name).entries if entry.run] for name in GRIDS)
+    sections: list[tuple[str, Callable[[Sequence[Run]], str], Sequence[Run]]] = [
+        ("Accuracy over the rounds", over_rounds, methods),
+        ("Single domains", by_domain, methods),
+        ("Bytes and seconds", costs, methods),
+        ("What groups clients: adjusted Rand index against the true domains", grouping, signals),
+    ]
+    head = HEAD.format(processors=machine(), commit=commit(), tail=TAIL)
+    body = [f"## {title}\n\n{made(runs)}\n" for title, made, runs in sections if runs]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join([head, notes, *body]), encoding="utf-8")
+
+
+def main() -> None:
+    """Run both grids and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", required=True, help="folder with MNIST, USPS and MNIST-M")
+    parser.add_argument("--seeds", default=None, help="training seeds of the comparison, as 0,1,2")
+    parser.add_argument("--out", default="fedapp-runs", help="folder of the runs")
+    parser.add_argument("--page", default="results/fedsap.md", help="the page to write")
+    given = parser.parse_args()
+    commands.sweep(GRIDS[0], out=given.out)
+    commands.sweep(
+        GRIDS[1], words=[f"data-root={given.data_root}"], seeds=commands.seeds_of(given.seeds), out=given.out
+    )
+    notes = Path(given.page).with_suffix(".notes.md")
+    write(Path(given.page), Path(given.out), notes.read_text(encoding="utf-8") if notes.is_file() else "")
+
+
+if __name__ == "__main__":
+    main()
