@@ -26,6 +26,7 @@ from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
 from fedapp.runfolder import described_run  # noqa: E402
 from fedapp.seeds import derive, seeded  # noqa: E402
+from fedapp.shares import ShareKeeper  # noqa: E402
 from fedapp.stopping import Leash, Stopper  # noqa: E402
 from fedapp.strategies import METHODS, Method, PayloadStrategy, models_of  # noqa: E402
 from fedapp.strategies.records import Observer  # noqa: E402
@@ -77,7 +78,7 @@ def run(
         base=str(paths.base()) if simulated else "",
         memory=str(recorder.folder.parent) if simulated else "",
         build=_builder(config),
-        observers=[recorder, *_watchers(recorder)],
+        observers=[recorder, *([ShareKeeper(recorder.folder, config.data)] if simulated else []), *_watchers(recorder)],
         held=_held(config) if simulated else None,
     )
     if completed:
