@@ -58,7 +58,7 @@ class ShareKeeper:
             write_atomically(self.path, sink.getvalue())
         elif differ := _differences(lists, load(self.path)):
             raise SettingError(
-                f"the data are not shared out as {self.path} says ({differ[0]} and {len(differ) - 1} more lists differ) "
+                f"the data are not shared out as {self.path} says ({differ[0]} and {len(differ) - 1} more differ) "
                 "since the data set has changed; restore it, or start a new run"
             )
 
