@@ -16,6 +16,7 @@ FIGURES = {
     "local_engine": "allocated MB a round",
     "recording": "recording / round, CPU",
     "report": "comparison of four runs: time",
+    "submodel_step": "peak memory, dense",
     "type_matched": "extract and aggregate / weighted mean",
 }
 

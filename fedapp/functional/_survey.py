@@ -181,8 +181,7 @@ class Survey(fx.Interpreter):
         if kind == "conv":
             return _convolved(self.fetch_attr(str(node.target)), self.env[node.all_input_nodes[0]])
         if kind == "linear":
-            x = self.env[node.all_input_nodes[0]]
-            return torch.empty(*x.shape[:-1], self.fetch_attr(str(node.target)).out_features, device="meta")
+            return _projected(self.fetch_attr(str(node.target)), self.env[node.all_input_nodes[0]])
         return self.run_node(node)
 
     def _kind(self, node: fx.Node, written: bool) -> str:
@@ -238,6 +237,12 @@ def _convolved(conv: Any, x: Tensor) -> Tensor:
         around = {"same": reach, "valid": 0}[conv.padding] if isinstance(conv.padding, str) else 2 * conv.padding[axis]
         sides.append((side + around - reach - 1) // conv.stride[axis] + 1)
     return torch.zeros(len(x), conv.out_channels, *sides)
+
+
+def _projected(linear: Any, x: Tensor) -> Tensor:
+    if x.shape[-1] != linear.in_features:
+        raise ValueError(f"it takes {linear.in_features} numbers, got {x.shape[-1]}")
+    return torch.empty(*x.shape[:-1], linear.out_features, device="meta")
 
 
 def _direct(node: fx.Node) -> fx.Node | None:

@@ -92,7 +92,7 @@ def plan(graph: ChannelGraph, active: npt.ArrayLike) -> Plan:
         first = held if node.meta["kind"] == "conv" else read if node.meta["kind"] == "norm" else None
         for name in (f"{node.target}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")):
             if name in index:
-                index[name] = (first, read)[: len(index[name])]
+                index[name] = tuple(map(_narrowed, graph.entries[name], (first, read)))[: len(index[name])]
     shapes = {name: _cut(shape, index[name]) for name, shape in graph.entries.items()}
     return Plan(active, index, flowing.rows, shapes)
 
@@ -118,13 +118,18 @@ def _weighted(graph: ChannelGraph) -> list[fx.Node]:
     return [node for node in nodes if node.meta["kind"] in ("conv", "norm", "linear")]
 
 
+def _narrowed(side: int, kept: Positions | None) -> Positions | None:
+    """Return the kept positions of an axis, None if they are all of it in their own order."""
+    return None if kept is None or np.array_equal(kept, np.arange(side)) else kept
+
+
 def _cut(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
     sizes = [side if kept is None else len(kept) for side, kept in zip(shape, index, strict=False)]
     return (*sizes, *shape[len(sizes) :])
 
 
 def gather(plan: Plan, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Take the submodel's part out of a full model's arrays.
+    """Take the submodel's part out of a full model's arrays; an array that is whole in the plan is not copied.
 
     Raises:
         ValueError: If an array's name is not in the plan.
@@ -188,7 +193,7 @@ def extract(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
 def _check_plan(graph: ChannelGraph, plan: Plan) -> None:
     if plan.active.shape != (graph.total,) or list(plan.shapes) != list(graph.entries):
         raise ValueError(
-            f"the plan holds {len(plan.active)} channels and {len(plan.shapes)} entries, the model's graph {graph.total} "
+            f"the plan holds {len(plan.active)} channels and {len(plan.shapes)} entries, the graph {graph.total} "
             f"and {len(graph.entries)}; plan with the graph of this model"
         )
 
