@@ -11,6 +11,7 @@ SLOW = {"runner"}  # starts real Flower processes, for minutes
 FIGURES = {
     "alignment_step": "C=100: gcsa, added",
     "cli_start": "heavy modules imported:",
+    "data": "crop and flip, images a second",
     "fedproto_round": "ours / bare",
     "fedsap_phases": "all, bn_stats amortised / local training",
     "local_engine": "allocated MB a round",

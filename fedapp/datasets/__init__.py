@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,9 +73,11 @@ DATASETS: dict[str, Source] = {
 }
 
 NODE_CACHE_BYTES = 512 * 2**20
+BLOCK = 64  # images that are converted at a time, so that they stay in the processor's cache
 
 _nodes: OrderedDict[tuple[Source, DataSettings, int, int], NodeData] = OrderedDict()
 _nodes_lock = threading.Lock()
+_shared: deque[tuple[Ints, Samples]] = deque(maxlen=4)
 
 
 def register(name: str, source: Source) -> None:
@@ -173,7 +175,7 @@ def _node(pool: Pool, shares: Sequence[Share], index: int, scope: str) -> NodeDa
     train = _samples(pool, share.train, scale)
     return NodeData(
         train=train,
-        test=_samples(pool, share.test, scale),
+        test=_tests(pool, share.test, scale),
         validation=_samples(pool, share.validation, scale) if len(share.validation) else None,
         num_classes=len(pool.class_names),
         input_shape=tuple(train.x.shape[1:]),
@@ -192,6 +194,20 @@ def _scale(pool: Pool, shares: Sequence[Share], scope: str) -> scaling.Scale | N
     return scaling.fit(rows, pool.scaled & (scope != "none"))
 
 
+def _tests(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
+    """Return test samples; clients that share them share the tensors."""
+    if scale is not None:
+        return _samples(pool, indices, scale)
+    with _nodes_lock:
+        for known, samples in _shared:
+            if known is indices:
+                return samples
+    samples = _samples(pool, indices, None)
+    with _nodes_lock:
+        _shared.append((indices, samples))
+    return samples
+
+
 def _samples(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
     """Return samples as tensors; images as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
     import torch
@@ -201,6 +217,8 @@ def _samples(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
     if pool.vocabulary:
         x = x.to(torch.int64)
     elif x.dtype == torch.uint8:
-        pixels = x.permute(0, 3, 1, 2)  # (N, C, H, W)
-        x = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)
+        pixels = x.permute(0, 3, 1, 2)
+        x = torch.empty(pixels.shape)  # (N, C, H, W)
+        for part, raw in zip(x.split(BLOCK), pixels.split(BLOCK), strict=True):
+            part.copy_(raw).div_(255).sub_(0.5).div_(0.5)
     return Samples(x=x, y=torch.from_numpy(np.asarray(pool.labels[indices])))

@@ -20,7 +20,7 @@ def augmented_once(arrays: Arrays) -> Arrays:
     """Change the training part once, or a random 80 % where there is none, and forget which part that was.
 
     Each such image is replaced by torchvision's RandomResizedCrop, area 75 to 100 % and aspect 3/4 to 4/3, mirrored
-    half of the time (public code of the FedSAF paper for PACS and DomainNet, with a seed of its own). **Questionable**: the
+    half of the time (public code of the FedSAF paper for PACS and DomainNet, a seed of our own). **Questionable**: the
     clients split afterwards, so that test images are changed ones too, and no training image is ever seen as it is.
 
     Args:

@@ -47,7 +47,8 @@ def share_out(pool: Pool, settings: DataSettings, num_clients: int, having: Sequ
             train, test = partition.split_random(indices, settings.train_fraction, rng)
         train, test = partition.limit(train, test[:0] if shared else test, settings.samples_per_client)
         if shared:
-            test = np.concatenate([shared[domain] for domain in np.unique(_domains(pool)[train]).tolist()])
+            held = [shared[domain] for domain in np.unique(_domains(pool)[train]).tolist()]
+            test = held[0] if len(held) == 1 else np.concatenate(held)
         shares.append(partition.hold_out(train, test, settings.validation_fraction))
     return tuple(shares)
 

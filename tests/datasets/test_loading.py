@@ -218,3 +218,11 @@ def test_kept_nodes_are_bounded_by_bytes(registry: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(data, "NODE_CACHE_BYTES", 3 * node.nbytes)
     nodes_of(small_pool(), 10, partition="iid")
     assert [index for _, _, index, _ in data._nodes] == [7, 8, 9]
+
+
+def test_clients_that_share_test_samples_share_the_tensors(registry: Any) -> None:
+    pool = small_pool(is_test=np.arange(100) >= 60)
+    first, second = nodes_of(pool, 2, partition="iid", test_split="shared")
+    assert first.test is second.test
+    assert (len(first.train), len(first.test)) == (30, 40)
+    assert torch.equal(first.test.y, torch.from_numpy(pool.labels[60:]))
