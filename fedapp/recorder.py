@@ -23,7 +23,15 @@ from fedapp.memory import safe_name, write_atomically
 from fedapp.payload import ClientInfo
 from fedapp.strategies.base import PayloadStrategy
 from fedapp.strategies.records import HEADLINE, Reply, RoundRecord, weighted_metrics
-from fedapp.summaries import BY_PROTOTYPE, by_prototype, chosen_by_validation, number_of, over_evaluations, over_rounds
+from fedapp.summaries import (
+    BY_PROTOTYPE,
+    by_prototype,
+    chosen_by_validation,
+    evaluations_in_words,
+    number_of,
+    over_evaluations,
+    over_rounds,
+)
 
 COLUMNS = (
     "round", "client", "domain", "model", "trained", "train_examples", "train_loss", "test_examples", "accuracy",
@@ -108,7 +116,7 @@ class Recorder:
         (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
 
     def headline(self) -> str:
-        """Return the run's outcome in two or three lines."""
+        """Return the run's outcome in a few lines: one more for every named evaluation."""
         accuracy = self.summary.get("accuracy", {})
         if not accuracy or accuracy["last"] is None:
             return f"{self.config.method}: nothing was evaluated"
@@ -118,6 +126,7 @@ class Recorder:
             f"mean of the last ten {accuracy['last_ten']:.4f}",
             f"by client: mean {worst['mean']:.4f}, std {worst['std']:.4f}, worst {worst['worst']:.4f} "
             f"(client {worst['worst_client']})",
+            *evaluations_in_words(self.summary),
         ]
         if self.failures:
             first = self.failures[0]

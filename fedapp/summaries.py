@@ -60,3 +60,22 @@ def over_evaluations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "domains": {d: over_rounds([a.get(d) for a in by_domain]) for d in domains},
         }
     return {"evaluations": summary} if summary else {}
+
+
+def evaluations_in_words(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line for every named evaluation of a summary: its mean over domains, and the domain that fares worst.
+
+    Example:
+        >>> lines = [{"evaluations": {"consensus": {"a": 0.5, "b": 0.25}}}]
+        >>> evaluations_in_words(over_evaluations(lines))
+        ['consensus: mean over domains best 0.3750, last 0.3750, mean of the last ten 0.3750; worst domain b 0.2500']
+    """
+    lines = []
+    for name, found in sorted((summary.get("evaluations") or {}).items()):
+        mean = found["global_mean"]
+        worst = min(found["domains"], key=lambda domain: (found["domains"][domain]["last"], domain))
+        lines.append(
+            f"{name}: mean over domains best {mean['best']:.4f}, last {mean['last']:.4f}, mean of the last ten "
+            f"{mean['last_ten']:.4f}; worst domain {worst} {found['domains'][worst]['last']:.4f}"
+        )
+    return lines

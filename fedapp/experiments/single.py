@@ -13,6 +13,7 @@ from fedapp import runner
 from fedapp.config import RunConfig, parse
 from fedapp.display import Display
 from fedapp.runfolder import described_run
+from fedapp.summaries import evaluations_in_words
 
 MIB = 2**20
 
@@ -69,6 +70,7 @@ def told(summary: Mapping[str, Any]) -> list[str]:
             f"  over clients: mean {clients['mean']:.4f}, std {clients['std']:.4f}, "
             f"worst {clients['worst']:.4f} (client {clients['worst_client']})"
         )
+    lines += [f"  {line}" for line in evaluations_in_words(summary)]
     lines.append(f"  payload: {up / MIB:.2f} MiB up, {down / MIB:.2f} MiB down; {summary['seconds']['run']:.1f} s")
     for failure in summary["failures"][:5]:
         where = f"client {failure['client']}, round {failure['round']}, {failure['phase']}"

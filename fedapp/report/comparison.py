@@ -13,6 +13,7 @@ from fedapp.config import SettingError
 from fedapp.report import markup, sections
 from fedapp.report.charts import NAME as LONGEST
 from fedapp.report.charts import Bar, Curve, Star, bars, curves
+from fedapp.report.evaluations import SHORT
 from fedapp.report.markup import (
     MIB,
     NOTHING,
@@ -31,8 +32,10 @@ from fedapp.report.markup import (
 from fedapp.report.page import NAME, contents, page
 from fedapp.report.records import Line, Records, load
 from fedapp.report.sections import PLACES, STATISTICS, section, series
+from fedapp.summaries import over_evaluations
 
 Value = Callable[[Records], float | None]
+OWN_MODELS = "clients' own models"
 OWN = (*PLACES, "seed", "track")
 """Settings in which runs of one method may differ and still be repetitions of one another."""
 
@@ -81,8 +84,9 @@ def render(runs: Sequence[Records]) -> str:
     """Return the page that compares ``runs``."""
     found = grouped(runs)
     data = sorted({str(run.settings.get("dataset", "unknown data")) for run in runs})
-    names = [("summary", "Methods"), ("curves", "Over rounds"), ("domains", "Domains"), ("costs", "Costs"),
-             ("runs", "Runs"), ("failures", "Failures")]  # fmt: skip
+    by_name = any(run.summary.get("evaluations") for run in runs)
+    names = [("summary", "Methods"), ("curves", "Over rounds"), *[("evaluations", "Evaluations")] * by_name,
+             ("domains", "Domains"), ("costs", "Costs"), ("runs", "Runs"), ("failures", "Failures")]  # fmt: skip
     parts = [
         tag("h1", f"{_count(found)} on {', '.join(data)}"),
         join(
@@ -95,6 +99,7 @@ def render(runs: Sequence[Records]) -> str:
         contents(names),
         section("summary", "Methods side by side", _methods(found)),
         section("curves", "Over rounds", _curves(found)),
+        section("evaluations", "Models, evaluated by name", _evaluations(found)) if by_name else Html(""),
         section("domains", "Accuracy by domain", _domains(found)),
         section("costs", "What it cost", _costs(found)),
         section("runs", "Every run, and how to run it again", _runs(runs), _commands(runs)),
@@ -272,6 +277,46 @@ def _highest(lines: Sequence[Curve]) -> list[Star]:
         return []
     value, at, name = max(known)
     return [Star(-at, value, f"best {percent(value / 100)}, {name}, round {-at:g}")]
+
+
+def _evaluations(found: Sequence[Group]) -> Html:
+    """Return every named evaluation of every method, below the clients' own models, which all of them have."""
+    names = [
+        OWN_MODELS,
+        *sorted({name for group in found for run in group.runs for name in _named(run)} - {OWN_MODELS}),
+    ]
+    rows = []
+    for name in names:
+        for group in found:
+            cells = [
+                _mean(group, f"evaluations.{name}.{part}.{key}", _of_named(name, part, key), percent)
+                for part in ("global_mean", "worst_domain")
+                for key, _ in SHORT
+            ]
+            if any(name in _named(run) for run in group.runs):
+                rows.append((name, group.label, *cells))
+    header = ["model", "method", *(f"{part}: {title}" for part in ("mean", "worst") for _, title in SHORT)]
+    words = (
+        "Mean and worst are over the domains, every domain counting the same. A method that trains one model for all "
+        "has it at every client: its clients' own models compare with the consensus of the others."
+    )
+    return table(header, rows, 1) + note(words)
+
+
+def _named(run: Records) -> dict[str, Any]:
+    """Return what the clients' own models come to over the domains, and every named evaluation."""
+    own = over_evaluations([{"evaluations": {OWN_MODELS: line.get("domains")}} for line in run.evaluated])
+    return {**own.get("evaluations", {}), **(run.summary.get("evaluations") or {})}
+
+
+def _of_named(name: str, part: str, key: str) -> Value:
+    """Return what reads a number of a named evaluation, None where there is none."""
+
+    def read(run: Records) -> float | None:
+        value: float | None = _named(run).get(name, {}).get(part, {}).get(key)
+        return value
+
+    return read
 
 
 def _domains(found: Sequence[Group]) -> Html:

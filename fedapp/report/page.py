@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedapp.report import analyses, costs, sections
+from fedapp.report import analyses, costs, evaluations, sections, submodels
 from fedapp.report.markup import Html, join, tag
 from fedapp.report.records import Records, load
 
@@ -17,6 +17,10 @@ body{margin:0 auto;max-width:1120px;padding:16px;font:16px/1.5 system-ui,sans-se
  overflow-wrap:break-word}
 h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}
 h2{font-size:1.25rem;margin:2.5rem 0 .75rem;padding-top:.5rem;border-top:2px solid #1a1a1a}
+h3{font-size:1.05rem;margin:1.75rem 0 .5rem}
+ul{columns:2 420px;column-gap:2rem;padding-left:1.2rem}
+li{margin:0 0 .5rem;break-inside:avoid}
+dd details{margin:0}
 nav{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.9rem}
 a{color:#00497a}
 .headline{font-size:1.2rem;line-height:1.45;border-left:5px solid #0072b2;padding:.25rem 0 .25rem .9rem;margin:1rem 0}
@@ -53,7 +57,8 @@ svg .halo{font-weight:600;paint-order:stroke;stroke:#fff;stroke-width:4px;stroke
 svg .sign text{fill:inherit;font-weight:600;text-anchor:middle}
 svg .s12 text{font-size:12px}svg .s10 text{font-size:10px}svg .s8 text{font-size:8px}
 footer{margin:3rem 0 1rem;color:#595959;font-size:.85rem}
-@media print{nav{display:none}body{max-width:none;font-size:11pt}h2{break-after:avoid}.scroll{overflow:visible}
+@media print{nav{display:none}body{max-width:none;font-size:11pt}h2,h3{break-after:avoid}.scroll{overflow:visible}
+ .scroll>div{min-width:0!important;max-width:none!important}
  .figures{columns:2 240px;column-gap:1.2rem}}
 """
 
@@ -104,6 +109,8 @@ def render(records: Records) -> str:
     entries = (
         ("what", "What ran", sections.what_ran),
         ("accuracy", "Accuracy", sections.accuracy),
+        ("evaluations", "Evaluations", evaluations.named),
+        ("submodels", "Submodels", submodels.submodels),
         ("clients", "Clients", sections.clients),
         ("training", "Losses and alignment", analyses.training),
         ("prototypes", "Prototypes", analyses.prototypes),
@@ -112,11 +119,14 @@ def render(records: Records) -> str:
         ("failures", "Failures", costs.failures),
         ("rounds", "All rounds", costs.all_rounds),
     )
+    built = [(name, title, build(records)) for name, title, build in entries]
+    shown = [entry for entry in built if entry[2]]  # what a method has nothing to say about is left out
     top = [
         tag("h1", f"{records.summary['method']} on {records.settings.get('dataset', 'unknown data')}"),
         tag("p", f"Run {records.name}", class_="note"),
         sections.state(records),
-        sections.headline(records),
-        contents([(name, title) for name, title, _ in entries]),
+        submodels.warnings(records),
+        sections.headline(records, evaluations.in_a_sentence(records)),
+        contents([(name, title) for name, title, _ in shown]),
     ]
-    return page(f"{records.name}: report", [join(top), *(build(records) for _, _, build in entries)])
+    return page(f"{records.name}: report", [join(top), *(body for _, _, body in shown)])

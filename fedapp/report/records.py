@@ -90,7 +90,12 @@ class Records:
     @cached_property
     def analysed(self) -> list[Line]:
         """The rounds that carry an analysis of the prototypes."""
-        return [line for line in self.rounds if line.get("analysis")]
+        return [line for line in self.rounds if "effective_dimension" in (line.get("analysis") or {})]
+
+    @cached_property
+    def submodels(self) -> list[Line]:
+        """The rounds that tell what each client's submodel holds."""
+        return [line for line in self.rounds if (line.get("analysis") or {}).get("submodels")]
 
     @cached_property
     def latest(self) -> dict[str, Mapping[str, str]]:

@@ -18,6 +18,7 @@ PLACES = ("out", "run-name", "resume")
 STATISTICS = (("best", "best round"), ("last", "last round"), ("last_ten", "mean of the last ten"))
 BARS = 60  # clients that are all shown; of more, the worst forty
 WORST_BARS = 40
+FEW = 12  # parameters of a method that are shown at once
 
 
 def section(name: str, title: str, *body: object) -> Html:
@@ -65,8 +66,8 @@ def state(records: Records) -> Html:
     return join(words)
 
 
-def headline(records: Records) -> Html:
-    """Return the outcome in one sentence for somebody who does not know the method."""
+def headline(records: Records, *more: object) -> Html:
+    """Return the outcome in one sentence for somebody who does not know the method, and ``more`` behind it."""
     summary = records.summary
     rounds = number("rounds", summary["rounds"], plain(summary["rounds"]))
     clients = number("num_clients", summary["num_clients"], plain(summary["num_clients"]))
@@ -91,7 +92,7 @@ def headline(records: Records) -> Html:
             share("clients.worst", summary["clients"]["worst"]),
         ]
         words += [" at client ", tag("b", str(summary["clients"]["worst_client"]))]
-    return note(*words, ".", kind="headline")
+    return note(*words, ".", *more, kind="headline")
 
 
 def what_ran(records: Records) -> Html:
@@ -101,7 +102,7 @@ def what_ran(records: Records) -> Html:
     models = sorted({str(info.get("model")) for info in records.clients.values()})
     facts = [
         ("method", summary["method"]),
-        ("method's parameters", pairs(records.config.get("method-params") or {})),
+        ("method's parameters", _parameters(records.config.get("method-params") or {})),
         ("data set", settings.get("dataset", NOTHING)),
         ("models", f"{settings.get('models', NOTHING)} ({', '.join(models)})"),
         (
@@ -132,6 +133,11 @@ def what_ran(records: Records) -> Html:
         if digests
         else "",
     )
+
+
+def _parameters(values: Mapping[str, Any]) -> object:
+    words = pairs(values)
+    return words if len(values) <= FEW else details(f"{len(values)} of them", words)
 
 
 def pairs(values: Mapping[str, Any], between: str = " = ") -> str:

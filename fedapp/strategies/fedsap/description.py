@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedapp.functional.budget import layer_importance
 from fedapp.functional.grouping import adjusted_rand
 from fedapp.functional.roles import DROPPED, GLOBAL, PRIVATE
 
@@ -23,6 +24,7 @@ def describe(strategy: FedSAP) -> dict[str, Any]:
         "layers": [{"name": layer.name, "channels": layer.channels} for layer in graph.layers],
         "num_groups": assignment.num_groups,
         "adjusted_rand": _against_domains(strategy, groups),
+        "importance": _importance(strategy),
         "dispersed": [float((assignment.dispersion[part] > strategy.params.tau).mean()) for part in graph.slices],
         "full": _cost(full),
         "clients": {client: _client(strategy, client, group) for client, group in groups.items()},
@@ -52,6 +54,14 @@ def _client(strategy: FedSAP, client: str, group: int) -> dict[str, Any]:
     }
     costs = _cost(strategy.assignment.costs_of(member.roles != DROPPED))
     return {"keep_ratio": member.keep_ratio, "group": group, **counts, **costs}
+
+
+def _importance(strategy: FedSAP) -> list[float] | None:
+    """Return each layer's importance, by which budgets are spread; None before anything was measured."""
+    utilities = np.stack([member.utility for member in strategy.assignment.members.values()])
+    if np.isnan(utilities).all():
+        return None
+    return [float(value) for value in layer_importance(utilities, strategy.graph.slices)]
 
 
 def _cost(costs: Any) -> dict[str, int]:
