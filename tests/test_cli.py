@@ -64,7 +64,7 @@ def test_compare_puts_methods_side_by_side_on_one_seed(users_directory: Path) ->
     ("words", "message"),
     [
         (["run", *QUICK, "--set", "methd=local"], "unknown setting 'methd'"),
-        (["run", *QUICK, "--set", "method=fedsfa"], "did you mean fedsaf?"),
+        (["run", *QUICK, "--set", "method=fedsaff"], "did you mean fedsaf?"),
         (["run", *QUICK, "--set", "method-params=alignment=gsca"], "unknown alignment 'gsca'"),
         (["run", *QUICK, "--set", "models=small-cn"], "did you mean small-cnn?"),
         (["run", *QUICK, "--set", "dataset=digit4"], "did you mean digits4?"),

@@ -195,8 +195,8 @@ def test_pairs_may_be_quoted_empty_and_hold_equals_signs():
 
 
 def test_lookup_lists_the_names_and_the_closest():
-    text = message_of(lookup, {"fedsaf": 1, "fedavg": 2}, "fedsfa", "method")
-    assert text == "unknown method 'fedsfa'; valid names: fedavg, fedsaf; did you mean fedsaf?"
+    text = message_of(lookup, {"fedsaf": 1, "fedavg": 2}, "fedsaff", "method")
+    assert text == "unknown method 'fedsaff'; valid names: fedavg, fedsaf; did you mean fedsaf?"
 
 
 def test_closest_looks_past_upper_case():

@@ -113,7 +113,7 @@ def test_of_several_findings_the_first_gives_the_code_and_all_are_listed(monkeyp
 @pytest.mark.parametrize(
     ("settings", "problem", "cure"),
     [
-        ({"method": "fedsfa"}, "unknown method 'fedsfa'", "did you mean fedsaf"),
+        ({"method": "fedsaff"}, "unknown method 'fedsaff'", "did you mean fedsaf"),
         ({"method_params": "alignment=gsca"}, "'gsca'", "did you mean gcsa"),
         ({"device_tiers": "pi slowdown=0"}, "slowdown must be at least 1", "how many times longer"),
         ({"plugins": "no_such_module"}, "plugin 'no_such_module' cannot be imported", "PYTHONPATH"),

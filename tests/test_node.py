@@ -301,7 +301,7 @@ def test_a_node_without_a_stable_name_says_how_to_get_one():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "fedsfa"}, "did you mean fedsaf"),
+        ({"method": "fedsaff"}, "did you mean fedsaf"),
         ({"method": "fedsaf", "params": "alignmnt=rcsa"}, "unknown fedsaf parameter 'alignmnt'"),
     ],
 )

@@ -46,8 +46,8 @@ def test_plain_flwr_run_works_offline_with_two_nodes_and_relative_results_go_to_
 def test_a_wrong_setting_ends_in_one_clear_line_and_a_failed_status(
     plain_flower: dict[str, str], tmp_path: Path
 ) -> None:
-    done = flwr(plain_flower, tmp_path, "run", str(REPOSITORY), "--stream", "--run-config", "method='fedsfa'")
-    assert "unknown method 'fedsfa'; valid names:" in done.stdout
+    done = flwr(plain_flower, tmp_path, "run", str(REPOSITORY), "--stream", "--run-config", "method='fedsaff'")
+    assert "unknown method 'fedsaff'; valid names:" in done.stdout
     assert "did you mean fedsaf?" in done.stdout
     assert "Traceback" not in done.stdout
     assert latest_status(plain_flower, tmp_path) == "finished:failed"

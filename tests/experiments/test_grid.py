@@ -105,7 +105,7 @@ def test_an_override_wins_over_the_base_but_not_over_the_grid() -> None:
     [
         ({"sedes": [0]}, "unknown section 'sedes'.*did you mean seeds"),
         ({"base": {"methd": "local"}}, "unknown setting 'methd'"),
-        ({"base": {"method": "fedsfa"}}, "did you mean fedsaf"),
+        ({"base": {"method": "fedsaff"}}, "did you mean fedsaf"),
         ({"base": {"method": "fedsaf", "method-params": {"alignmnt": "gcsa"}}}, "unknown fedsaf parameter"),
         ({"base": {"seed": 3}}, "seeds under `seeds:`"),
         ({"base": {"out": "x"}}, "--out"),
