@@ -15,7 +15,8 @@ environment.require()
 from torch import nn  # noqa: E402
 
 from fedapp import datasets, models, node, plugins  # noqa: E402
-from fedapp.config import RunConfig, SettingError, parse  # noqa: E402
+from fedapp.config import RunConfig, SettingError, lookup, parse  # noqa: E402
+from fedapp.datasets import own  # noqa: E402
 from fedapp.paths import existing  # noqa: E402
 from fedapp.strategies import models_of  # noqa: E402
 
@@ -29,14 +30,14 @@ def load(context: Context) -> node.Setup:
     """Return the data and the model of the node that ``context`` describes.
 
     The run config says what everybody gets; ``partition-id`` and ``num-partitions`` of the node config say which part
-    this node holds; ``model`` in the node config overrides the assignment.
+    this node holds; ``model`` in the node config overrides the assignment. Where the data set is the user's own,
+    ``data-path`` of the node config says where this node's data lie; it holds all of them.
     """
     config = _config(tuple(sorted(context.run_config.items())))
     plugins.load(config.plugins)
-    index, count = _position(context)
-    data = datasets.load_node(
-        replace(config.data, data_root=existing(config.data.data_root, "data-root")), index, count
-    )
+    alone = "data-path" in context.node_config and lookup(datasets.DATASETS, config.data.dataset, "data set").own
+    index, count = (0, 1) if alone and "partition-id" not in context.node_config else _position(context)
+    data, announced = _alone(config, context) if alone else (_shared(config, index, count), "")
     group = models_of(config.method, config.models)
     name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))
 
@@ -61,7 +62,21 @@ def load(context: Context) -> node.Setup:
         domain=data.domain or "",
         shared_init=config.shared_init,
         vocabulary=data.vocabulary,
+        announced=announced,
     )
+
+
+def _shared(config: RunConfig, index: int, count: int) -> datasets.NodeData:
+    """Return the node's part of data that every node could read."""
+    settings = replace(config.data, data_root=existing(config.data.data_root, "data-root"))
+    return datasets.load_node(settings, index, count)
+
+
+def _alone(config: RunConfig, context: Context) -> tuple[datasets.NodeData, str]:
+    """Return the data that lie on this node only, all of them, and what must be agreed with the other nodes."""
+    path = existing(str(context.node_config["data-path"]), "data-path")
+    settings = replace(config.data, data_root=path, partition="iid")
+    return datasets.load_node(settings, 0, 1), own.announce(datasets.load_pool(settings), settings.own)
 
 
 def _position(context: Context) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedapp import paths, tiers
+from fedapp import agreement, paths, tiers
 from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
 from fedapp.config import SettingError, TrainingSettings, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory, digest
@@ -59,6 +59,8 @@ class Setup:
         keep_ratio: Share of a model's channels that this node can hold (methods with submodels), in (0, 1]; 0 leaves
             that to the server.
         vocabulary: Number of token ids if samples are texts (int64, 0 = padding), else 0.
+        announced: Names that all clients must agree on, as :func:`fedapp.agreement.announce` writes them; once they
+            are agreed, ``load`` finds them in the run config of its context.
     """
 
     client: str
@@ -77,6 +79,7 @@ class Setup:
     tier: tiers.Tier = field(default_factory=tiers.Tier)
     keep_ratio: float = 0.0
     vocabulary: int = 0
+    announced: str = ""
 
 
 def client_app(load: Callable[[Context], Setup]) -> ClientApp:
@@ -91,7 +94,8 @@ def client_app(load: Callable[[Context], Setup]) -> ClientApp:
         instruction = unpack_instruction(message.content)
         if simulated(context):
             paths.set_base(instruction.base)
-        setup = load(context)
+        agreed = agreement.settled(instruction.agreed)
+        setup = load(replace(context, run_config={**context.run_config, **agreed}) if agreed else context)
         setup = replace(
             setup,
             tier=tiers.of_node(context.run_config, context.node_config) or setup.tier,
@@ -229,6 +233,7 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         num_test=len(setup.test.y),
         domain=setup.domain,
         vocabulary=setup.vocabulary,
+        announced=setup.announced,
         tier=setup.tier.name,
         keep_ratio=setup.keep_ratio,
         model_layout=layout(arrays_of(model)),

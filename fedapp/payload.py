@@ -39,6 +39,7 @@ class Instruction:
         base: The user's directory, for relative paths in a simulation; real devices ignore it.
         memory: Folder where clients of a simulation keep their memory; real devices choose their own.
         downlink: What the method sends.
+        agreed: Settings that all clients lay their data out by, as :func:`fedapp.agreement.unite` writes them.
     """
 
     method: str
@@ -50,6 +51,7 @@ class Instruction:
     base: str = ""
     memory: str = ""
     downlink: Downlink = field(default_factory=Downlink)
+    agreed: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class ClientInfo:
         head_layout: Layout of its head.
         label_counts: Training samples of every class (C,), in a simulation only: a device keeps them to itself.
         num_clients: Clients that the engine announces, 0 if it does not.
+        announced: Names that it holds and all clients must agree on, as :func:`fedapp.agreement.announce` writes them.
         digest: SHA-256 of its current model, where asked for.
         error: Why it cannot take part, "" if it can.
     """
@@ -108,6 +111,7 @@ class ClientInfo:
     head_layout: str = ""
     label_counts: tuple[int, ...] = ()
     num_clients: int = 0
+    announced: str = ""
     digest: str = ""
     error: str = ""
 

@@ -37,6 +37,7 @@ class Pool:
         native_split_only: Whether training and test sources must stay apart, so that test_split=auto means native.
         scaled: Which columns of ``inputs`` (N, F) are scaled by what the training part holds, bool (F,), or None.
         vocabulary: Number of token ids (0 = padding, 1 = unknown) if ``inputs`` are tokens, else 0.
+        columns: The input columns of a table, in the order of ``inputs``.
         categories: The values of every column with categories, or the words of a text, by which ``inputs`` is laid out.
     """
 
@@ -51,6 +52,7 @@ class Pool:
     native_split_only: bool = False
     scaled: Bools | None = None
     vocabulary: int = 0
+    columns: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -320,9 +320,9 @@ class PayloadStrategy(Strategy):
         return next(iter(self.clients.values()))
 
     def _hello(self, *, digest: bool = False) -> Instruction:
-        rounds = self.num_rounds
         params, downlink = join_pairs(flatten(self.params)), Downlink(settings={"digest": digest})
-        return Instruction(self.name, params, self.run, rounds, rounds, self.seed, self.base, self.memory, downlink)
+        about = (self.name, params, self.run, self.num_rounds, self.num_rounds, self.seed, self.base, self.memory)
+        return Instruction(*about, downlink, self.roster.agreed)
 
     def _take(self, initial_arrays: ArrayRecord | None) -> None:
         if not initial_arrays:

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from fedapp.agreement import unite
 from fedapp.config import ServerSettings
 from fedapp.payload import ClientInfo, Instruction, order
 from fedapp.strategies.records import Failure
@@ -40,12 +41,14 @@ class Roster:
         clients: Every client that can take part, in the order of the ids.
         nodes: Flower's node id of each client, renewed when a client comes back on another node.
         failures: Nodes that cannot take part.
+        agreed: What the clients agreed on: names that each announced and all lay their data out by.
     """
 
     def __init__(self) -> None:
         self.clients: dict[str, ClientInfo] = {}
         self.nodes: dict[str, int] = {}
         self.failures: list[Failure] = []
+        self.agreed = ""
         self._answered: set[int] = set()
         self._unanswered: dict[str, int] = {}
         self._announced = 0
@@ -53,7 +56,8 @@ class Roster:
     def gather(self, grid: Grid, hello: Instruction, settings: ServerSettings) -> None:
         """Wait for the nodes and ask each who it is.
 
-        Waits for ``min-nodes``, or for as many as the simulation announces, never longer than ``node-timeout``.
+        Waits for ``min-nodes``, or for as many as the simulation announces, never longer than ``node-timeout``. Where
+        clients announce names that all must agree on, these are united and every node is asked a second time.
 
         Raises:
             NodesMissingError: If too few nodes answered in time, or none of them can take part.
@@ -72,6 +76,10 @@ class Roster:
             time.sleep(POLL_SECONDS)
         if not self.clients:
             raise NodesMissingError(f"none of {len(self._answered)} nodes can take part" + self._reasons())
+        self.agreed = self.agreed or unite({client: info.announced for client, info in self.clients.items()})
+        if self.agreed != hello.agreed:  # everybody is asked once more, and answers by what was agreed
+            self.clients, self.nodes, self.failures, self._answered = {}, {}, [], set()
+            self.gather(grid, replace(hello, agreed=self.agreed), settings)
 
     def refresh(self, grid: Grid, hello: Instruction, timeout: float) -> None:
         """Ask nodes that were not asked yet who they are: newcomers, and clients that came back.

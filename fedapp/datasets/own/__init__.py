@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from fedapp.datasets.base import Source
+from fedapp import agreement
+from fedapp.config import OwnDataSettings
+from fedapp.datasets.base import Pool, Source
 from fedapp.datasets.own import folder, function, tables
+from fedapp.datasets.own.reading import categories_of
 
 SOURCES: dict[str, Source] = {source.name: source for source in (folder.SOURCE, *tables.SOURCES, function.SOURCE)}
+
+
+def announce(pool: Pool, own: OwnDataSettings) -> str:
+    """Return what a device with data of its own announces: the names that the user has not given.
+
+    Args:
+        pool: Its data.
+        own: The settings that they were read by.
+    """
+    given = {column for column, values in categories_of(own.categories).items() if values}
+    found = {column: names for column, names in pool.categories.items() if column not in given and not own.vocabulary}
+    return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapp.agreement import sort_names
 from fedapp.config import OwnDataSettings, SettingError
 from fedapp.datasets import words
 from fedapp.datasets.base import Bools, Floats
-from fedapp.datasets.own.reading import BadRows, Where, as_text, categories_of, names_of, shown, sort_names
+from fedapp.datasets.own.reading import BadRows, Where, as_text, categories_of, names_of, shown
 
 Column = NDArray[np.object_]
 MOST_CATEGORIES = 1000

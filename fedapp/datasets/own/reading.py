@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapp.agreement import sort_names
 from fedapp.config import DataSettings, OwnDataSettings, SettingError
 from fedapp.datasets.base import Bools, Pool
 
@@ -62,6 +63,7 @@ class Rows:
         scaled: As :attr:`Pool.scaled`.
         categories: As :attr:`Pool.categories`.
         vocabulary: As :attr:`Pool.vocabulary`.
+        columns: As :attr:`Pool.columns`.
     """
 
     inputs: NDArray[Any]
@@ -74,6 +76,7 @@ class Rows:
     scaled: Bools | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     vocabulary: int = 0
+    columns: tuple[str, ...] = ()
 
 
 def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
@@ -111,6 +114,7 @@ def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
         scaled=rows.scaled,
         categories=rows.categories,
         vocabulary=rows.vocabulary,
+        columns=rows.columns,
     )
 
 
@@ -121,20 +125,6 @@ def _numbered(column: Names | None, kept: Bools) -> tuple[NDArray[np.int64], tup
     names = sort_names(held)
     number = {name: position for position, name in enumerate(names)}
     return np.asarray([number[name] for name in held], dtype=np.int64), names
-
-
-def sort_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct names, whole numbers by value first, then the others by letter.
-
-    Example:
-        >>> sort_names(["10", "dog", "9", "cat", "dog"])
-        ('9', '10', 'cat', 'dog')
-    """
-    return tuple(sorted(set(names), key=lambda name: (not _is_number(name), _is_number(name) and int(name), name)))
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
 
 
 def names_of(text: str, key: str) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ def _rows(table: Table, own: OwnDataSettings, bad: BadRows) -> Rows:
         scaled=inputs.scaled,
         categories=inputs.categories,
         vocabulary=inputs.vocabulary,
+        columns=tuple(_picked(table, special, own)),
     )
 
 
@@ -98,7 +99,7 @@ def _inputs(table: Table, special: Mapping[str, str], own: OwnDataSettings, bad:
     for key, column in (*special.items(), *(("columns", column) for column in chosen)):
         if column and column not in table.columns:
             raise SettingError(f"{key} = {column!r} is no column of {table.files[0]}; it has {shown([*table.columns])}")
-    picked = list(chosen) or [column for column in sorted(table.columns) if column not in special.values()]
+    picked = _picked(table, special, own)
     pictures = [column for column in picked if is_picture(table.columns[column])]
     if not pictures:
         return encode({column: table.columns[column] for column in picked}, own, table.where, bad)
@@ -106,6 +107,12 @@ def _inputs(table: Table, special: Mapping[str, str], own: OwnDataSettings, bad:
         raise SettingError(f"columns {shown(chosen or pictures)} hold several inputs; name one image column in columns")
     origin = Origin(table.files, pictures[0])
     return Encoded(*pixels(table.columns[pictures[0]].tolist(), origin, own.image_size, table.where, bad))
+
+
+def _picked(table: Table, special: Mapping[str, str], own: OwnDataSettings) -> list[str]:
+    """Return the input columns: those chosen, else all others by name."""
+    others = [column for column in sorted(table.columns) if column not in special.values()]
+    return list(names_of(own.columns, "columns")) or others
 
 
 def _names(column: Column, rows: Ints) -> list[str]:
