@@ -219,6 +219,6 @@ def _samples(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
     elif x.dtype == torch.uint8:
         pixels = x.permute(0, 3, 1, 2)
         x = torch.empty(pixels.shape)  # (N, C, H, W)
-        for part, raw in zip(x.split(BLOCK), pixels.split(BLOCK), strict=True):
+        for part, raw in zip(torch.split(x, BLOCK), torch.split(pixels, BLOCK), strict=True):
             part.copy_(raw).div_(255).sub_(0.5).div_(0.5)
     return Samples(x=x, y=torch.from_numpy(np.asarray(pool.labels[indices])))
