@@ -21,8 +21,8 @@ from fedapp.payload import ClientInfo, layout
 from fedapp.seeds import derive
 from fedapp.strategies import METHODS, PayloadStrategy
 from fedapp.strategies.records import Failure, RoundRecord
+from tests.strategies.convolutional import CLASSES, FEATURES, INPUTS, ConvNet, Pixel
 
-INPUTS, FEATURES, CLASSES = 5, 4, 8
 QUICK = TrainingSettings(learning_rate=0.1, batch_size=8, local_epochs=2, device="cpu")
 
 
@@ -62,40 +62,6 @@ def bilinear() -> Net:
     return Net(nn.Linear(INPUTS, FEATURES, bias=False), nn.Linear(FEATURES, CLASSES, bias=False))
 
 
-class Residual(nn.Module):
-    """A residual block: two convolutions, and a projection or the identity beside them."""
-
-    def __init__(self, width_in: int, width: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = convolution(width_in, width), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = convolution(width, width), nn.BatchNorm2d(width)
-        same = width_in == width
-        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(width_in, width, 1), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-        return torch.relu(y + self.shortcut(x))
-
-
-class ConvNet(nn.Module):
-    """A tiny ResNet over the five inputs as a row of pixels: one projection, one identity block, then a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = convolution(1, 5), nn.BatchNorm2d(5)
-        self.layer1, self.layer2 = Residual(5, 6), Residual(6, 6)
-        self.layer3 = nn.Sequential(convolution(6, 8), nn.BatchNorm2d(8), nn.ReLU())
-        self.head = nn.Linear(8, CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.bn1(self.conv1(x.reshape(-1, 1, 1, INPUTS))))
-        return self.layer3(self.layer2(self.layer1(y))).mean(dim=(2, 3))
-
-
-def convolution(width_in: int, width: int) -> nn.Conv2d:
-    return nn.Conv2d(width_in, width, (1, 3), padding=(0, 1), bias=False)
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     "plain": plain,
     "batch-norm": batch_norm,
@@ -103,6 +69,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "linear": linear,
     "bilinear": bilinear,
     "conv": ConvNet,
+    "pixel": Pixel,
 }
 CONVOLUTIONAL = ("fedsap",)
 """Methods that need convolutions."""

@@ -376,10 +376,13 @@ def _exempt(text: str, graph: ChannelGraph) -> frozenset[int]:
     names = [layer.name for layer in graph.layers]
     found = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
-        matching = [number for number, name in enumerate(names) if name == word or name.endswith(f".{word}")]
+        matching = [name for name in names if f".{name}".endswith(f".{word}")]
+        outermost = [name for name in matching if name.count(".") == min(n.count(".") for n in matching)]
         if not matching:
             raise SettingError(f"mask.exempt: no convolution is called {word!r}; {closest(word, names)}")
-        found.update(matching)
+        if len(outermost) > 1:
+            raise SettingError(f"mask.exempt: {word!r} may be any of {', '.join(outermost)}; write the whole name")
+        found.add(names.index(outermost[0]))
     return frozenset(found)
 
 
