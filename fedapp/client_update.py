@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedapp.augment import augment
+from fedapp.augment import parse as parse_augmentation
 from fedapp.config import TrainingSettings
 from fedapp.payload import Arrays, Downlink, Uplink
 from fedapp.seeds import derive
@@ -186,11 +188,14 @@ class ClientUpdate:
         parameters = [p for module in self.modules() for p in module.parameters() if p.requires_grad]
         optimizer = make_optimizer(parameters, settings, round_rate(settings, local.round, local.num_rounds))
         generator = torch.Generator().manual_seed(derive(local.seed, local.round, local.client, "batches"))
+        changes = parse_augmentation(settings.augment)
+        noise = torch.Generator().manual_seed(derive(local.seed, local.round, local.client, "augment"))
         total, steps = torch.zeros((), device=local.device), 0
         self.epochs = epochs = epochs_for(len(samples.y), settings)
         for self.epoch in range(epochs):
             for rows in batches(len(samples.y), settings, generator):
-                x, y = samples.x[rows].to(local.device), samples.y[rows].to(local.device)
+                x = augment(samples.x[rows], changes, noise).to(local.device)
+                y = samples.y[rows].to(local.device)
                 optimizer.zero_grad(set_to_none=True)
                 with frozen_batch_norm(self.modules() if len(rows) == 1 else []):
                     loss = self.loss(x, y)

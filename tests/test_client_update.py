@@ -458,3 +458,43 @@ def test_a_head_that_is_a_method_cannot_travel_and_the_message_says_so():
 
 def test_inputs_of_the_tiny_model_are_what_the_tests_say():
     assert samples(3).x.shape == (3, INPUTS)
+
+
+def test_training_sees_augmented_images_and_the_same_ones_with_the_same_seed():
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features, self.head, self.seen = nn.Flatten(), nn.Linear(12, CLASSES), []
+            self.features.register_forward_hook(lambda module, inputs, output: self.seen.append(inputs[0].clone()))
+
+    generator = torch.Generator().manual_seed(3)
+    data = Samples(torch.rand(6, 1, 3, 4, generator=generator) + 0.1, torch.arange(6) % CLASSES)
+
+    def seen(**options):
+        torch.manual_seed(0)
+        model = Watching()
+        ClientUpdate(None, local(model, batch_size=6, local_epochs=1, shuffle=False, **options)).train(Downlink(), data)
+        return model.seen[0]
+
+    assert torch.equal(seen(), data.x)
+    flipped = seen(augment="flip")
+    mirrored = [torch.equal(row, original.flip(-1)) for row, original in zip(flipped, data.x, strict=True)]
+    same = [torch.equal(row, original) for row, original in zip(flipped, data.x, strict=True)]
+    assert [a != b for a, b in zip(mirrored, same, strict=True)] == [True] * 6
+    assert any(mirrored)
+    assert torch.equal(flipped, seen(augment="flip"))
+
+
+def test_a_client_with_few_samples_takes_the_least_number_of_steps():
+    class Counting(ClientUpdate):
+        steps = 0
+
+        def after_step(self):
+            self.steps += 1
+
+    counts = {}
+    for least in (0, 7):
+        update = Counting(None, local(tiny(), batch_size=4, local_epochs=2, min_local_steps=least))
+        update.train(Downlink(), samples(8))
+        counts[least] = update.steps, update.epochs
+    assert counts == {0: (4, 2), 7: (8, 4)}
