@@ -154,6 +154,7 @@ class Federation:
     test: Sequence[Samples] = tuple(samples(6 + index, 50 + index) for index in range(3))
     training: TrainingSettings = QUICK
     shared_init: bool = False
+    domains: Sequence[str] = ()
     refuse: Callable[[str, str], None] = lambda client, phase: None
 
     def load(self, context: Any) -> Setup:
@@ -170,6 +171,7 @@ class Federation:
             companion=lambda name: MODELS[name](),
             training=self.training,
             shared_init=self.shared_init,
+            domain=self.domains[index] if self.domains else "",
             memory=self.memory,
         )
 

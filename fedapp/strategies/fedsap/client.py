@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -85,8 +86,8 @@ class FedSAPUpdate(ClientUpdate):
             compact = extract(self.full, self.graph, self.plan)
             load_arrays(compact, self._sent)
             return compact
-        full = {name: array for name, array in arrays_of(self.full).items() if name in self.graph.entries}
-        load_arrays(self.full, scatter(self.plan, self._sent, full))
+        nothing = {name: np.zeros_like(array) for name, array in arrays_of(self.full).items()}
+        load_arrays(self.full, {**nothing, **scatter(self.plan, self._sent, nothing)})
         network: nn.Module = masked(self.full, self.graph, self.plan)
         return network
 
@@ -114,7 +115,7 @@ class FedSAPUpdate(ClientUpdate):
     def begin(self) -> None:
         """Measure activations, and the domain's signal where it is due, on the model as received."""
         compact = self.params.execution == "compact"
-        self._gradient = signals.GradientMeter(self.model, self.graph, self.plan, self.params.gradient)
+        self._gradient = signals.GradientMeter(self.model, self.graph, self.plan, self.params.gradient, compact)
         self._activation = signals.ActivationMeter(self.model, self.graph, self.plan, self.params.site, compact)
         if self.params.mode == "eval-received":
             self._measure_activations()
@@ -176,7 +177,8 @@ class FedSAPUpdate(ClientUpdate):
         layers = signals.signal_layers(self.graph, self.params.signal)
         first = self.graph.layers[0]
         if self.params.signal != "bn_stats":
-            weights = signals.planned_weights(self.model, self.graph, self.plan, layers)
+            compact = self.params.execution == "compact"
+            weights = signals.planned_weights(self.model, self.graph, self.plan, layers, compact)
             found = signals.mean_gradients(self.loss, weights, self._samples, self.local.device)
         elif self.params.at == "received-model" or not first.norm:
             conv = self.model.get_submodule(first.name)
@@ -218,8 +220,9 @@ class FedSAPUpdate(ClientUpdate):
         self.metrics[names[1]] = self.measure(self.model, samples)["accuracy"]
         self.model.load_state_dict(statistics, strict=False)
         if self._consensus:
-            load_arrays(self.full, {name: tensor.cpu().numpy() for name, tensor in self._consensus.items()})
-            self.metrics["consensus-accuracy"] = self.measure(self.full, samples)["accuracy"]
+            network = copy.deepcopy(self.full)  # masked execution shares its tensors
+            load_arrays(network, {name: tensor.cpu().numpy() for name, tensor in self._consensus.items()})
+            self.metrics["consensus-accuracy"] = self.measure(network, samples)["accuracy"]
         return uplink
 
     def _recalibrate(self, model: nn.Module) -> None:

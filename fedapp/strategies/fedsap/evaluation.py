@@ -60,8 +60,11 @@ class Evaluator:
     def _both(self, arrays: Arrays, clients: Sequence[str]) -> Iterable[tuple[str, Arrays]]:
         """Return a model's arrays as they are, and with BatchNorm re-estimated on the clients' training samples."""
         yield "", arrays
+        seen = [self.held[client].train for client in clients if len(self.held[client].train.y)]
+        if not seen:
+            return
         load_arrays(self.network, arrays)
-        found = [batch_norm.moments(self.network, _batches(self.held[client].train)) for client in clients]
+        found = [batch_norm.moments(self.network, _batches(samples)) for samples in seen]
         batch_norm.install(self.network, batch_norm.pooled(found))
         again = {name: tensor.numpy().copy() for name, tensor in self.network.state_dict().items() if name in arrays}
         yield AGAIN, again

@@ -77,12 +77,13 @@ class GradientMeter:
         graph: The full model's channels.
         plan: The channels held.
         kind: "l2" (norm over the channel's weights / sqrt(their number)), "mean-abs", "abs-mean" or "taylor" (|mean
-            of weight times gradient|).
+            of weight times gradient|, with the weight as the step left it).
+        compact: Whether ``model`` holds the planned channels alone.
     """
 
-    def __init__(self, model: nn.Module, graph: ChannelGraph, plan: Plan, kind: str) -> None:
+    def __init__(self, model: nn.Module, graph: ChannelGraph, plan: Plan, kind: str, compact: bool) -> None:
         self.weights: list[Any] = [model.get_submodule(layer.name).weight for layer in graph.layers]
-        self.kept = [_kept(plan, f"{layer.name}.weight") for layer in graph.layers]
+        self.kept = [_kept(plan, f"{layer.name}.weight", compact) for layer in graph.layers]
         self.kind = kind
         self.sums: list[Any] = [0.0] * len(self.weights)
         self.steps = 0
@@ -106,17 +107,18 @@ class GradientMeter:
         return (torch.cat(self.sums) / self.steps).float().cpu().numpy()
 
 
-def _kept(plan: Plan, entry: str) -> tuple[Any, Any]:
-    first, second = plan.index[entry][:2]
+def _kept(plan: Plan, entry: str, compact: bool) -> tuple[Any, Any]:
+    """Return the planned rows and columns of a weight, in the plan's order; None = all, as they lie."""
+    first, second = (None, None) if compact else plan.index[entry][:2]
     return tuple(None if part is None else torch.from_numpy(part) for part in (first, second))  # type: ignore[return-value]
 
 
 def _part(values: Tensor | None, weight: Tensor, kept: tuple[Any, Any]) -> Tensor:
-    """Return the planned part of a convolution's values (O, I, ...); of a compact one that is all there is."""
+    """Return the planned part of a convolution's values (O, I, ...), zeros if there are none."""
     if values is None:
         values = torch.zeros_like(weight)
     for axis, index in enumerate(kept):
-        if index is not None and len(index) < values.shape[axis]:
+        if index is not None:
             values = values.index_select(axis, index.to(values.device))
     return values
 
@@ -215,12 +217,12 @@ def mean_gradients(
 
 
 def planned_weights(
-    model: nn.Module, graph: ChannelGraph, plan: Plan, layers: Sequence[int]
+    model: nn.Module, graph: ChannelGraph, plan: Plan, layers: Sequence[int], compact: bool
 ) -> list[tuple[nn.Parameter, tuple[Any, Any]]]:
     """Return the weights of some layers beside their planned rows and columns."""
     names = [graph.layers[number].name for number in layers]
     weights: list[Any] = [model.get_submodule(name).weight for name in names]
-    return [(weight, _kept(plan, f"{name}.weight")) for weight, name in zip(weights, names, strict=True)]
+    return [(weight, _kept(plan, f"{name}.weight", compact)) for weight, name in zip(weights, names, strict=True)]
 
 
 def length(params: Any, graph: ChannelGraph, plan: Plan) -> int:
