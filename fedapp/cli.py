@@ -26,6 +26,7 @@ Clients = Annotated[int | None, typer.Option(min=1, help="Simulated clients; 10 
 Rounds = Annotated[int | None, typer.Option(min=0, help="Communication rounds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="Folder for results.")]
+Preset = Annotated[str | None, typer.Option(metavar="NAME", help="A paper's data protocol; see `fedapp presets`.")]
 SettingsFile = Annotated[str | None, typer.Option(metavar="FILE.yaml", help="Settings; --set wins over them.")]
 By = Annotated[list[str] | None, typer.Option(help="Settings that tell rows or lines apart, as method,models.")]
 Engine = Annotated[str, typer.Option(help="flower = Flower's simulation with Ray; local = this process.")]
@@ -40,6 +41,7 @@ def run(
     out: Out = None,
     engine: Engine = "flower",
     config: SettingsFile = None,
+    preset: Preset = None,
     resume: Annotated[str | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
 ) -> None:
     """Run one experiment: `fedapp run --set method=fedsaf --set method-params="alignment=rcsa proto-weight=5"`.
@@ -50,12 +52,12 @@ def run(
 
     with _honest():
         if resume:
-            _only_with_new_runs({"--out": out, "--seeds": seeds, "--config": config})
+            _only_with_new_runs({"--out": out, "--seeds": seeds, "--config": config, "--preset": preset})
             values = commands.settings_of(settings or [])
             single.resume(resume, _engine(engine), clients or 0, rounds, values)
             return
-        values = _values(settings, config, rounds, out)
-        single.run(values, commands.seeds_of(seeds), clients or 10, _engine(engine))
+        values = _values(settings, config, rounds, out, preset)
+        single.run(values, commands.seeds_of(seeds), clients or _clients_of(preset), _engine(engine))
 
 
 @app.command()
@@ -70,6 +72,7 @@ def compare(
     out: Out = None,
     engine: Engine = "flower",
     config: SettingsFile = None,
+    preset: Preset = None,
     name: Annotated[str, typer.Option(help="Name of the folder; an unfinished comparison is continued.")] = "",
 ) -> None:
     """Run several methods on the same seeds, data and partition: `fedapp compare fedsaf local --seeds 0,1,2`.
@@ -80,9 +83,9 @@ def compare(
     from fedapp.experiments import commands
 
     with _honest():
-        values = _values(settings, config, rounds, out)
+        values = _values(settings, config, rounds, out, preset)
         chosen = commands.seeds_of(seeds) or (0,)
-        commands.compare(methods, values, clients or 10, chosen, _engine(engine), name, typer.echo)
+        commands.compare(methods, values, clients or _clients_of(preset), chosen, _engine(engine), name, typer.echo)
 
 
 @app.command()
@@ -140,6 +143,7 @@ def partition(
     clients: Clients = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it too: .svg, .png or .pdf.")] = None,
     config: SettingsFile = None,
+    preset: Preset = None,
 ) -> None:
     """Show who holds what before any training, clients by classes and by domains.
 
@@ -148,7 +152,8 @@ def partition(
     from fedapp.experiments import holdings
 
     with _honest():
-        holdings.show(_values(settings, config, None, None), clients or 10, plot, typer.echo)
+        values = _values(settings, config, None, None, preset)
+        holdings.show(values, clients or _clients_of(preset), plot, typer.echo)
 
 
 @app.command()
@@ -199,6 +204,15 @@ def models(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def presets(as_json: AsJson = False) -> None:
+    """List the papers' data protocols, with the habits that they copy and their clean siblings."""
+    from fedapp.experiments import listings
+
+    with _honest():
+        listings.show(listings.presets(), as_json, typer.echo)
+
+
+@app.command()
 def datasets(as_json: AsJson = False) -> None:
     """List the data sets."""
     from fedapp.experiments import listings
@@ -244,13 +258,24 @@ def _only_with_new_runs(options: dict[str, str | None]) -> None:
         )
 
 
-def _values(settings: list[str] | None, file: str | None, rounds: int | None, out: str | None) -> dict[str, Any]:
-    """Return settings by key: those of the file, over them those of --set, over them the options of their own."""
+def _values(
+    settings: list[str] | None, file: str | None, rounds: int | None, out: str | None, preset: str | None
+) -> dict[str, Any]:
+    """Return settings by key: the preset's, over them the file's, those of --set, and the options of their own."""
+    from fedapp.datasets import presets
     from fedapp.experiments import commands
 
     options = {"num-server-rounds": rounds, "out": out}
     given = {key: value for key, value in options.items() if value is not None}
-    return {**commands.settings_of(settings or [], file), **given}
+    own = {**commands.settings_of(settings or [], file), **given}
+    return presets.settings_of(preset, own) if preset else own
+
+
+def _clients_of(preset: str | None) -> int:
+    """Return how many clients there are if nobody says."""
+    from fedapp.datasets.presets import PRESETS
+
+    return PRESETS[preset].clients if preset else 10
 
 
 def _config(settings: list[str] | None) -> Any:

@@ -74,6 +74,7 @@ def test_compare_puts_methods_side_by_side_on_one_seed(users_directory: Path) ->
         (["run", *QUICK, "--set", "plugins=no_such_module"], "plugin 'no_such_module' cannot be imported"),
         (["run", *QUICK, "--engine", "locl"], "unknown engine 'locl'"),
         (["compare", "fedsaf", "lokal", *QUICK], "did you mean local?"),
+        (["run", "--preset", "digits-papr"], "did you mean digits-paper?"),
     ],
 )
 def test_a_wrong_setting_ends_with_code_2_and_one_line_that_says_what_to_do(words: list[str], message: str) -> None:
@@ -90,8 +91,25 @@ def test_the_listings_hold_every_entry() -> None:
     assert "digits4" in call("datasets")[1]
     settings = call("settings")[1]
     assert all(f"{key} " in settings for key in keys(RunConfig))
-    for command, name in (("methods", "fedsaf"), ("models", "htfe9"), ("datasets", "digits4"), ("settings", "seed")):
+    entries = {
+        "methods": "fedsaf",
+        "models": "htfe9",
+        "datasets": "digits4",
+        "presets": "pacs-paper",
+        "settings": "seed",
+    }
+    for command, name in entries.items():
         assert name in [row["name"] for row in json.loads(call(command, "--json")[1])]
+
+
+def test_a_preset_gives_settings_and_clients_over_which_the_command_line_wins(users_directory: Path) -> None:
+    small = ["--engine", "local", "--rounds", "0", "--set", "dataset=digits4", "--set", "samples-per-domain=20"]
+    code, output = call("run", "--preset", "pacs-clean", *small, "--set", "run-name=mine", "--set", "report=false")
+    assert code == 0, output
+    described = yaml.safe_load((users_directory / "fedapp-runs/mine/config.yaml").read_text())
+    assert len(described["clients"]) == 4
+    settings = described["settings"]
+    assert (settings["dataset"], settings["augment"], settings["num-server-rounds"]) == ("digits4", "crop=8,flip", 0)
 
 
 def test_two_seeds_make_two_runs_and_a_file_gives_settings_over_which_the_command_line_wins(

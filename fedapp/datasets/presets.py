@@ -16,7 +16,6 @@ class Preset:
         summary: One line for listings.
         clients: K, the number of clients.
         settings: Settings by key; what is not named keeps its default.
-        keep_ratios: Share of the channels that client i keeps, ``keep_ratios[i % len]``; empty = all keep all.
         habits: What the protocol copies that we would not do, or where it departs from the paper's code.
         clean: The preset without the habits, if there is one.
     """
@@ -24,12 +23,10 @@ class Preset:
     summary: str
     clients: int
     settings: Mapping[str, Scalar]
-    keep_ratios: tuple[float, ...] = ()
     habits: tuple[str, ...] = ()
     clean: str = ""
 
 
-RATIOS = (1.0, 0.8, 0.6, 0.4, 0.2)
 FEDSAP_TRAINING: dict[str, Scalar] = {
     "num-server-rounds": 100,
     "local-epochs": 10,
@@ -70,7 +67,6 @@ PRESETS: dict[str, Preset] = {
         summary="FedSAP's Digits: 10 clients, 1 % of a domain each, six domains drawn and one of each",
         clients=10,
         settings={**DIGITS, "augment": "crop=4,flip"},
-        keep_ratios=RATIOS,
         habits=(FLIPPED_DIGITS, NORMALISED, BEST_ON_TEST),
         clean="digits-clean",
     ),
@@ -78,7 +74,6 @@ PRESETS: dict[str, Preset] = {
         summary="the same with all ten domains drawn, as in the code of FPL; a domain may go without a client",
         clients=10,
         settings={**DIGITS, "domain-map": "drawn", "augment": "crop=4,flip"},
-        keep_ratios=RATIOS,
         habits=(FLIPPED_DIGITS, NORMALISED, BEST_ON_TEST, "a domain may have no client, and then none is tested on it"),
         clean="digits-clean",
     ),
@@ -86,7 +81,6 @@ PRESETS: dict[str, Preset] = {
         summary="digits-paper without mirrored digits, domains in turn",
         clients=10,
         settings={**DIGITS, "domain-map": "cyclic", "augment": "crop=4"},
-        keep_ratios=RATIOS,
     ),
     "digits-offline": Preset(
         summary="digits-paper's relative without SVHN and SYN: 600, 72, 590 or 100 images a client, 500 tests a domain",
@@ -98,7 +92,6 @@ PRESETS: dict[str, Preset] = {
             "test-samples-per-domain": 500,
             "augment": "crop=4",
         },
-        keep_ratios=RATIOS,
     ),
     "office-paper": Preset(
         summary="FedSAP's Office-Caltech-10: 10 clients, 20 % of a domain's training part each, 8 of 10 images train",
@@ -109,7 +102,6 @@ PRESETS: dict[str, Preset] = {
             "samples-per-domain": "20%",
             "augment": "crop=4,flip",
         },
-        keep_ratios=RATIOS,
         habits=(NORMALISED, BEST_ON_TEST, "a domain tests on as few as 30 images"),
     ),
     "pacs-paper": Preset(

@@ -45,6 +45,16 @@ def datasets() -> list[Row]:
     ]
 
 
+def presets() -> list[Row]:
+    """Return every data protocol of a paper: its clients, what it copies that is questionable, and its sibling."""
+    from fedapp.datasets.presets import PRESETS
+
+    return [
+        {"name": name, "summary": p.summary, "clients": p.clients, "habits": list(p.habits), "clean": p.clean}
+        for name, p in PRESETS.items()
+    ]
+
+
 def settings() -> list[Row]:
     """Return every setting with its default, its choices and what it means."""
     from fedapp.config import RunConfig, defaults, keys
