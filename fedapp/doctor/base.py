@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedapp.config import RunConfig, lookup
-from fedapp.datasets import DATASETS, Pool, Source
+from fedapp.datasets import DATASETS, Pool, Source, own
 from fedapp.payload import ClientInfo
 
 
@@ -65,8 +65,13 @@ class Case:
 
     @property
     def source(self) -> Source:
-        """The data set's row."""
-        return lookup(DATASETS, self.config.data.dataset, "data set")
+        """The data set's row; of the user's own data with what the data tell."""
+        row = lookup(DATASETS, self.config.data.dataset, "data set")
+        if not row.own:
+            return row
+        if self.pool is None:
+            raise SkippedError("skipped: your data were not found, and only they tell their shape and classes")
+        return own.described(row, self.pool)
 
     @property
     def biggest(self) -> ModelFacts:

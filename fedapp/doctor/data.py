@@ -12,9 +12,10 @@ from fedapp.doctor.base import Case, SkippedError, size
 
 def look(case: Case) -> str:
     """Load the data set as a run would: from ``data-root``, the cache, the hub, or by making it."""
-    settings, source = _settings(case), case.source
-    cached = any(cache_folder().glob(f"{source.name}-v*"))
+    settings = _settings(case)
+    cached = any(cache_folder().glob(f"{settings.dataset}-v*"))
     case.pool = datasets.load_pool(settings)
+    source = case.source
     where = (
         f"under data-root {settings.data_root} or in the cache" if settings.data_root else "made or fetched just now"
     )

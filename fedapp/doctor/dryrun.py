@@ -25,7 +25,7 @@ class MisfitError(ValueError):
 
 def look(case: Case) -> str:
     """Build every model of the setting, run it forwards and backwards, and compare those that clients get."""
-    findings = []
+    findings, classes = [], case.source.classes
     group = models_of(case.config.method, case.config.models)
     for name in dict.fromkeys(models.resolve(group)):
         try:
@@ -43,7 +43,7 @@ def look(case: Case) -> str:
     widths = sorted({fact.info.feature_dim for fact in case.models.values()})
     return (
         f"{', '.join(case.models)}: features (B, {' or '.join(map(str, widths))}) and scores (B, "
-        f"{case.source.classes}) in float32, trained on 2 samples and evaluated on 1"
+        f"{classes}) in float32, trained on 2 samples and evaluated on 1"
     )
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from fedapp import client_app, datasets, models, plugins
+from fedapp import client_app, datasets, models, paths, plugins
 from fedapp.client_update import EVALUATION_BATCH, ClientUpdate, Local
 from fedapp.config import RunConfig, lookup, parse
+from fedapp.datasets import own
 from fedapp.payload import Downlink
 
 CUDA_CONTEXT = 512 * 2**20  # what CUDA takes for each process beside torch's own memory, about
@@ -42,6 +43,9 @@ def step(config: RunConfig, model: str) -> dict[str, Any]:
     plugins.load(config.plugins)
     torch.set_num_threads(config.training.torch_threads)
     source = lookup(datasets.DATASETS, config.data.dataset, "data set")
+    if source.own:
+        data = replace(config.data, data_root=paths.existing(config.data.data_root, "data-root"))
+        source = own.described(source, datasets.load_pool(data))
     shapes = source.shape, source.vocabulary
     built = models.prepare(
         model, config, num_classes=source.classes, input_shape=source.shape, vocabulary=source.vocabulary

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from fedapp import agreement
 from fedapp.config import OwnDataSettings
 from fedapp.datasets.base import Pool, Source
@@ -21,3 +25,16 @@ def announce(pool: Pool, own: OwnDataSettings) -> str:
     given = {column for column, values in categories_of(own.categories).items() if values}
     found = {column: names for column, names in pool.categories.items() if column not in given and not own.vocabulary}
     return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns)
+
+
+def described(source: Source, pool: Pool) -> Source:
+    """Return a row of the registry with what only the data tell: classes, shape and token ids.
+
+    Args:
+        source: The row.
+        pool: Its data.
+    """
+    shape = pool.inputs.shape[1:]
+    if pool.inputs.dtype == np.uint8 and not pool.vocabulary:
+        shape = (shape[2], *shape[:2])  # (H, W, C) -> (C, H, W)
+    return replace(source, classes=len(pool.class_names), shape=tuple(shape), vocabulary=pool.vocabulary)
