@@ -33,7 +33,7 @@ def line(number, accuracies, fedsap):
     if not fedsap:
         return {**shared, "domains": accuracies}
     submodels = {"adjusted_rand": number / 4, "num_groups": number}
-    evaluations = {"consensus": accuracies, "deployed-recalibrated": {name: 0.5 for name in accuracies}}
+    evaluations = {"consensus": accuracies, "deployed-recalibrated": dict.fromkeys(accuracies, 0.5)}
     return {**shared, "evaluations": evaluations, "analysis": {"submodels": submodels}}
 
 
