@@ -39,6 +39,7 @@ def load(context: Context) -> node.Setup:
     index, count = (0, 1) if alone and "partition-id" not in context.node_config else _position(context)
     data, announced = _alone(config, context) if alone else (_shared(config, index, count), "")
     group = models_of(config.method, config.models)
+    group = models.suited(group, data.input_shape, data.vocabulary) if config.models == "auto" else group
     name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))
 
     def build(architecture: str = name) -> nn.Module:

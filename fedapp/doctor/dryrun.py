@@ -27,6 +27,8 @@ def look(case: Case) -> str:
     """Build every model of the setting, run it forwards and backwards, and compare those that clients get."""
     findings, classes = [], case.source.classes
     group = models_of(case.config.method, case.config.models)
+    if case.config.models == "auto":
+        group = models.suited(group, case.source.shape, case.source.vocabulary)
     for name in dict.fromkeys(models.resolve(group)):
         try:
             case.models[name] = facts(name, case)

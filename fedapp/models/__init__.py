@@ -222,6 +222,24 @@ def kind_of(input_shape: Shape, vocabulary: int) -> str:
     return IMAGES if len(input_shape) == 3 else NUMBERS
 
 
+def suited(images: str, input_shape: Shape, vocabulary: int = 0) -> str:
+    """Return what stands for a group of image models, or for one of them, where samples may be of another kind.
+
+    Args:
+        images: A group, or the name of one model.
+        input_shape: Shape of one sample.
+        vocabulary: Number of token ids, 0 for what is no text.
+
+    Example:
+        >>> suited("small4", (3, 32, 32)), suited("small4", (14,)), suited("small-resnet", (14,))
+        ('small4', 'tabular3', 'tabular-wide')
+    """
+    kind = kind_of(input_shape, vocabulary)
+    if kind == IMAGES:
+        return images
+    return SUITED[kind] if images in GROUPS else GROUPS[SUITED[kind]][0]
+
+
 def _check_kind(entry: ModelEntry, input_shape: Shape, vocabulary: int) -> None:
     """Check that a model takes samples of this kind.
 
