@@ -15,7 +15,7 @@ from fedapp.functional.budget import BudgetTooSmallError
 from fedapp.functional.roles import DROPPED, PRIVATE, pack_roles
 from fedapp.functional.submodel import plan
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink
-from fedapp.strategies.base import PayloadStrategy, require_model
+from fedapp.strategies.base import PayloadStrategy
 from fedapp.strategies.fedsap import description, evaluation, signals
 from fedapp.strategies.fedsap.assignment import Assignment, Measured
 from fedapp.strategies.fedsap.client import ACTIVATION, CONSENSUS, FIRST, GRADIENT, ROLES, SIGNAL, channels_of
@@ -51,7 +51,12 @@ class FedSAP(PayloadStrategy):
         Raises:
             SettingError: If the model cannot be pruned, or a client's budget cannot hold it.
         """
-        self.network = require_model(self, "")
+        if self.build is None:
+            raise SettingError(
+                "fedsap has to see on the server how channels flow through the model; pass it what builds one: "
+                "FedSAP(build=lambda client, name: MyModel())"
+            )
+        self.network = self.build(self.first_client, "")
         try:
             self.graph = channels_of(self.network, self.first_client.input_shape)
         except ValueError as error:
