@@ -85,7 +85,8 @@ class FedSAPParams:
         choices=("eval-received", "eval-trained", "train"),
     )
     gradient: str = setting(
-        "l2", "magnitude of a channel's gradient: norm a weight, mean |g|, |mean g|, or |mean w·g|",
+        "l2", "magnitude of a channel's gradient: norm a weight, mean magnitude, magnitude of the mean, or that of the mean of "
+        "weight times gradient",
         key="stats.gradient", choices=("l2", "mean-abs", "abs-mean", "taylor"),
     )  # fmt: skip
     normalisation: str = setting(
