@@ -14,6 +14,7 @@ from fedapp.agreement import announce, settled, unite
 from fedapp.config import ServerSettings, SettingError
 from fedapp.local_grid import LocalGrid
 from fedapp.strategies import METHODS
+from fedapp.strategies.roster import NodesMissingError
 
 DEVICES = {  # age, colour, label; the third lacks a class and a colour
     "kitchen": [(1, "red", "cat"), (2, "blue", "dog")] * 4,
@@ -71,6 +72,11 @@ def test_other_input_columns_end_the_run_before_it_begins(tmp_path: Path) -> Non
         SettingError, match=r"clients attic and garden have other input columns \(colour, weight; age, c"
     ):
         start(grid)
+
+
+def test_scaling_by_rows_that_no_device_sees_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NodesMissingError, match="a device sees its own only; set client or none"):
+        start(federation(tmp_path, DEVICES, {}, scaling="global"))
 
 
 def test_union_does_not_depend_on_the_order_and_a_second_round_has_nothing_to_say() -> None:

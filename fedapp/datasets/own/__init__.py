@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedapp import agreement
-from fedapp.config import OwnDataSettings
+from fedapp.config import OwnDataSettings, SettingError
 from fedapp.datasets.base import Pool, Source
 from fedapp.datasets.own import folder, function, tables
 from fedapp.datasets.own.reading import categories_of
@@ -21,7 +21,14 @@ def announce(pool: Pool, own: OwnDataSettings) -> str:
     Args:
         pool: Its data.
         own: The settings that they were read by.
+
+    Raises:
+        SettingError: If columns are to be scaled by the rows of all devices, which none of them can see.
     """
+    if own.scaling == "global" and pool.scaled is not None and pool.scaled.any():
+        raise SettingError(
+            "scaling = global needs the rows of all clients, and a device sees its own only; set client or none"
+        )
     given = {column for column, values in categories_of(own.categories).items() if values}
     found = {column: names for column, names in pool.categories.items() if column not in given and not own.vocabulary}
     return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns)
