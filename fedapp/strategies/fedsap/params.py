@@ -85,10 +85,12 @@ class FedSAPParams:
         choices=("eval-received", "eval-trained", "train"),
     )
     gradient: str = setting(
-        "l2", "magnitude of a channel's gradient: norm a weight, mean magnitude, magnitude of the mean, or that of the mean of "
+        "l2",
+        "magnitude of a channel's gradient: norm a weight, mean magnitude, magnitude of the mean, or that of the mean of "
         "weight times gradient",
-        key="stats.gradient", choices=("l2", "mean-abs", "abs-mean", "taylor"),
-    )  # fmt: skip
+        key="stats.gradient",
+        choices=("l2", "mean-abs", "abs-mean", "taylor"),
+    )
     normalisation: str = setting(
         "per-layer-minmax", "how magnitudes become comparable", key="stats.norm",
         choices=("per-layer-minmax", "per-layer-max", "per-layer-rank", "global-minmax", "zscore"),
