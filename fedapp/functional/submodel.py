@@ -135,9 +135,14 @@ def gather(plan: Plan, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
         ValueError: If an array's name is not in the plan.
     """
     _check_names(plan, arrays)
-    return {
-        name: np.ascontiguousarray(array[_selector(plan.index[name], array.shape)]) for name, array in arrays.items()
-    }
+    return {name: _gathered(array, plan.index[name]) for name, array in arrays.items()}
+
+
+def _gathered(array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
+    for axis, kept in enumerate(index):
+        if kept is not None:
+            array = array.take(kept, axis=axis)
+    return array
 
 
 def scatter(plan: Plan, small: Arrays, full: Arrays) -> dict[str, npt.NDArray[Any]]:
