@@ -86,8 +86,8 @@ class FedSAPParams:
     )
     gradient: str = setting(
         "l2",
-        "magnitude of a channel's gradient: norm a weight, mean magnitude, magnitude of the mean, or that of the mean of "
-        "weight times gradient",
+        "magnitude of a channel's gradient: norm a weight, mean magnitude, magnitude of the mean, or that of the mean "
+        "of weight times gradient",
         key="stats.gradient",
         choices=("l2", "mean-abs", "abs-mean", "taylor"),
     )
