@@ -208,7 +208,7 @@ def test_a_missing_data_root_is_found_and_the_partition_left_out(tmp_path):
 def test_an_unreachable_hub_is_found(tmp_path, monkeypatch):
     import datasets as hub
 
-    def unreachable(name):
+    def unreachable(*_):
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(hub, "load_dataset", unreachable)

@@ -153,7 +153,7 @@ class FedSAPParams:
     )
     threshold: float = setting(0.5, "similarity (τ_sim) that joins clients", key="dga.threshold", low=-1, high=1)
     min_spread: float = setting(
-        0.2,
+        0.12,
         "spread of the signals about their mean, as a share of their size, below which all clients are one group",
         key="dga.min-spread",
         low=0,
