@@ -161,6 +161,12 @@ class ServerSettings:
     round_timeout: float = setting(3600.0, "seconds to wait for the replies of one phase of a round", above=0)
     node_timeout: float = setting(180.0, "seconds to wait for the nodes before the first round", above=0)
     min_nodes: int = setting(0, "nodes to wait for; 0 = as many as the simulation announces, at least 1", low=0)
+    leave_domain: str = setting(
+        "",
+        "domains, separated by commas, whose clients take no part in training; what a newcomer reaches on them is "
+        "evaluated by the name left-out",
+    )
+    leave_clients: str = setting("", "ids of clients, separated by commas, that take no part likewise")
 
     def __post_init__(self) -> None:
         check(self)

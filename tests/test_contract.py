@@ -383,6 +383,39 @@ def test_clients_that_do_not_fit_together_are_listed(federation, name, requireme
         made.run(name, num_rounds=1)  # a method that does not say so must not care
 
 
+# ---- who is left out --------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_client_left_out_is_for_the_others_as_if_it_did_not_exist(federation, usual, name):
+    made = federation(name)
+    outcome = made.run(name, settings=ServerSettings(leave_clients="0", **WAIT))
+    assert outcome.bits() == usual(name, keep=("1", "2")).bits()
+    assert outcome.failures == []
+    assert made.kept(outcome.strategy, "0") == {}
+    for record, alone in zip(outcome.records, usual(name, keep=("1", "2")).records, strict=True):
+        assert [reply.client for reply in record.left_out] == ["0"]
+        assert record.left_out[0].num_examples == len(Federation.test[0].y)
+        left_out = {key: found for key, found in record.evaluations.items() if key.startswith("left-out")}
+        assert "left-out" in left_out
+        assert all(0 <= found["all"] <= 1 for found in left_out.values())
+        assert {key: found for key, found in record.evaluations.items() if key not in left_out} == alone.evaluations
+        assert ("evaluate", "0") in record.traffic
+        assert ("train", "0") not in record.traffic
+
+
+@every_method
+def test_a_left_out_client_that_never_answers_is_named_and_changes_nothing(federation, usual, name):
+    made = federation(name)
+    grid = made.grid()
+    grid.tamper = lambda client, reply: [] if client == "0" else [reply]
+    outcome = made.run(name, grid=grid, settings=ServerSettings(leave_clients="0", **WAIT))
+    for record in outcome.records:
+        assert [(f.client, f.phase, f.kind) for f in record.failures] == [("0", "evaluate", "NoReply")]
+        assert not any(key.startswith("left-out") for key in record.evaluations)
+    assert outcome.bits() == usual(name, keep=("1", "2")).bits()
+
+
 # ---- uneven data ------------------------------------------------------------------------------------
 
 

@@ -22,18 +22,10 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedapp.config import ServerSettings, SettingError, flatten, join_pairs
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Instruction, Uplink
-from fedapp.seeds import derive
 from fedapp.strategies.exchange import EVALUATE, TRAIN, Exchange, check_accuracy
+from fedapp.strategies.held_out import NEWCOMER_METRICS, HeldOut, as_newcomer
 from fedapp.strategies.method import Method, NoParams
-from fedapp.strategies.records import (
-    HEADLINE,
-    Failure,
-    Observer,
-    Reply,
-    RoundRecord,
-    metric_record,
-    weighted_metrics,
-)
+from fedapp.strategies.records import Failure, Observer, RoundRecord, in_words, metric_record, replies_of
 from fedapp.strategies.roster import Roster, misfits
 
 __all__ = ["Method", "NoParams", "PayloadStrategy", "require_model"]
@@ -59,6 +51,7 @@ class PayloadStrategy(Strategy):
     name: ClassVar[str] = ""
     params_type: ClassVar[type[Any]] = NoParams
     requires: ClassVar[tuple[str, ...]] = ("equal-classes",)
+    newcomer_metrics: ClassVar[Mapping[str, str]] = NEWCOMER_METRICS
 
     def __init__(
         self,
@@ -83,6 +76,7 @@ class PayloadStrategy(Strategy):
         self.observers = list(observers)
         self.held = held
         self.roster = Roster()
+        self.held_out = HeldOut(self.settings)
         self.num_rounds = 0
         self.completed = 0
         self.record = RoundRecord(0)
@@ -105,6 +99,10 @@ class PayloadStrategy(Strategy):
     def evaluate_downlink(self, client: ClientInfo) -> Downlink:
         """Return what ``client`` is sent before it is evaluated; by default what it would train on."""
         return self.downlink(client)
+
+    def newcomer_downlink(self, client: ClientInfo) -> Downlink:
+        """Return what a ``client`` that takes no part is evaluated on: with its first weights, all that it has."""
+        return self.evaluate_downlink(client)
 
     def uplink_specs(self, client: ClientInfo) -> Mapping[str, ArraySpec]:
         """Return what the arrays that ``client`` uploads must look like."""
@@ -219,19 +217,9 @@ class PayloadStrategy(Strategy):
             self._lap("evaluate", clock)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[number] = metrics
-        self._log_round()
+        log(INFO, "%s", in_words(self.record, self.num_rounds))
         reasons = [observer.on_round(self, self.record) for observer in self.observers]
         return "; ".join(reason for reason in reasons if reason)
-
-    def _log_round(self) -> None:
-        record = self.record
-        means = {"train loss": weighted_metrics(record.trained).get("loss")}
-        means["test accuracy"] = weighted_metrics(record.evaluated).get(HEADLINE)
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
-        failed = f", {len(record.failures)} failures" if record.failures else ""
-        seconds = sum(record.seconds.values())
-        text = "[round %s/%s] %s clients trained, %s%s (%.1f s)"
-        log(INFO, text, record.round, self.num_rounds, len(record.trained), numbers or "not evaluated", failed, seconds)
 
     def _lap(self, phase: str, since: float) -> float:
         now = time.perf_counter()
@@ -249,8 +237,8 @@ class PayloadStrategy(Strategy):
         self._meet(grid)
         if self.record.round != server_round:
             self.record = RoundRecord(server_round)
-        chosen = self._sample(self.settings.fraction_train, server_round, TRAIN)
-        return self._messages(chosen, server_round, TRAIN, config)
+        chosen = self.roster.sample(self.settings.fraction_train, self.seed, server_round, TRAIN)
+        return self._messages([self.clients[client] for client in chosen], server_round, TRAIN, config)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -258,8 +246,10 @@ class PayloadStrategy(Strategy):
         """Return one message for each client that is evaluated this round; none if no evaluation is due."""
         self._meet(grid)
         due = server_round % self.settings.evaluate_every == 0 or server_round == self.num_rounds
-        chosen = self._sample(self.settings.fraction_evaluate, server_round, EVALUATE) if due else []
-        return self._messages(chosen, server_round, EVALUATE, config)
+        fraction = self.settings.fraction_evaluate if due else 0.0
+        infos = [self.clients[client] for client in self.roster.sample(fraction, self.seed, server_round, EVALUATE)]
+        newcomers = list(self.held_out.clients.values()) if infos else []
+        return self._messages(infos + newcomers, server_round, EVALUATE, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -273,7 +263,7 @@ class PayloadStrategy(Strategy):
         uplinks = self._exchange.collect(
             replies, lambda client: self.uplink_specs(self.clients[client]), self.check_uplink
         )
-        self.record.trained = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
+        self.record.trained = replies_of(uplinks)
         self.record.aggregated = len(uplinks) >= self.settings.min_replies
         if self.record.aggregated:
             if self.observers:
@@ -291,9 +281,10 @@ class PayloadStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and average their metrics, weighted by samples."""
-        uplinks = self._exchange.collect(replies, lambda client: {}, check_accuracy)
-        self.record.evaluated = [Reply(u.client, u.num_examples, u.metrics) for u in uplinks]
-        self.record.evaluations = self.evaluations(uplinks)
+        uplinks, newcomers = self.held_out.parted(self._exchange.collect(replies, lambda client: {}, check_accuracy))
+        self.record.evaluated, self.record.left_out = replies_of(uplinks), replies_of(newcomers)
+        left_out = self.held_out.evaluations(newcomers, self.newcomer_metrics)
+        self.record.evaluations = {**self.evaluations(uplinks), **left_out}
         return metric_record(self.record.evaluated) if uplinks else None
 
     def summary(self) -> None:
@@ -306,6 +297,8 @@ class PayloadStrategy(Strategy):
             holders.setdefault(info.model, []).append(client)
         for model, who in holders.items():
             log(INFO, "\t%s: clients %s", model, ", ".join(who[:12] + ["..."] * (len(who) > 12)))
+        if self.held_out.clients:
+            log(INFO, "\tleft out of training: clients %s", self.held_out.in_words())
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -337,14 +330,17 @@ class PayloadStrategy(Strategy):
 
     def _meet(self, grid: Grid) -> None:
         if self._began:
-            before = dict(self.clients)
+            before = {**self.clients, **self.held_out.clients}
             self.roster.refresh(grid, self._hello(), self.settings.node_timeout)
             self._leave_out_misfits(before)
+            self.held_out.take(self.clients)
             return
         self.roster.gather(grid, self._hello(), self.settings)
         if misfit := misfits(self.name, self.requires, self.clients):
             raise SettingError(misfit)
-        trains = len(self._sample(self.settings.fraction_train, 1, TRAIN))
+        self.held_out.check(self.clients)
+        self.held_out.take(self.clients)
+        trains = len(self.roster.sample(self.settings.fraction_train, self.seed, 1, TRAIN))
         if self.settings.min_replies > trains:
             raise SettingError(
                 f"min-replies = {self.settings.min_replies} can never be reached: {trains} of {len(self.clients)} "
@@ -358,28 +354,28 @@ class PayloadStrategy(Strategy):
         for client, info in list(self.clients.items()):
             if before.get(client) == info:
                 continue
-            if reason := misfits(self.name, self.requires, {**before, client: info}) or self.refuse(info):
+            takes_part = not self.held_out.claims(info)
+            misfit = misfits(self.name, self.requires, {**before, client: info})
+            if reason := misfit or (self.refuse(info) if takes_part else ""):
                 self.roster.leave_out(client, Failure(client, "start", "SettingError", reason))
 
-    def _sample(self, fraction: float, server_round: int, phase: str) -> list[str]:
-        everybody = list(self.clients)
-        if fraction == 0:
-            return []
-        count = max(1, int(fraction * len(everybody) + 0.5))
-        drawn = np.random.default_rng(derive(self.seed, server_round, phase)).permutation(len(everybody))[:count]
-        return [everybody[index] for index in sorted(drawn)]
+    def _evaluation_downlink(self, client: ClientInfo) -> Downlink:
+        takes_part = client.client not in self.held_out.clients
+        return self.evaluate_downlink(client) if takes_part else as_newcomer(self.newcomer_downlink(client))
 
-    def _messages(self, chosen: list[str], server_round: int, phase: str, config: ConfigRecord) -> list[Message]:
-        make = self.downlink if phase == TRAIN else self.evaluate_downlink
+    def _messages(
+        self, infos: Iterable[ClientInfo], server_round: int, phase: str, config: ConfigRecord
+    ) -> list[Message]:
+        make = self.downlink if phase == TRAIN else self._evaluation_downlink
         # Flower's own loop does not say how many rounds there will be; schedules need at least the current one.
         about = replace(self._hello(), round=server_round, num_rounds=max(self.num_rounds, server_round))
         self._exchange = Exchange(phase, self.record, self.settings.round_timeout)
-        for client in chosen:
-            downlink = make(self.clients[client])
+        for info in infos:
+            downlink = make(info)
             if config:
                 added: dict[str, Any] = dict(config.items())
                 downlink = replace(downlink, settings={**downlink.settings, **added})
-            self._exchange.send(self.clients[client], self.roster.nodes[client], replace(about, downlink=downlink))
+            self._exchange.send(info, self.roster.nodes[info.client], replace(about, downlink=downlink))
         return list(self._exchange.sent.values())
 
     def _state_record(self) -> ArrayRecord:

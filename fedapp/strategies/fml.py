@@ -23,6 +23,7 @@ from fedapp.functional.distillation import kl_divergence
 from fedapp.payload import Arrays, ClientInfo, Downlink
 from fedapp.strategies.base import Method, require_model
 from fedapp.strategies.fedavg import FedAvg
+from fedapp.strategies.held_out import is_newcomer
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class FMLUpdate(ClientUpdate):
         self.shared: Any = None
 
     def receive(self, downlink: Downlink) -> None:
-        """Build the shared model and load what was sent; an evaluation needs neither."""
+        """Build the shared model and load what was sent; of evaluations only a newcomer's needs it, for its own."""
         if downlink.arrays:
             self.shared = self.local.companion(str(downlink.settings["shared-model"]))
             load_arrays(self.shared, downlink.arrays)
+        if is_newcomer(downlink):
+            self.model = self.shared
 
     def modules(self) -> list[nn.Module]:
         """Train both models."""
@@ -94,6 +97,10 @@ class FML(FedAvg):
     def evaluate_downlink(self, client: ClientInfo) -> Downlink:
         """Send nothing: the own models are evaluated."""
         return Downlink()
+
+    def newcomer_downlink(self, client: ClientInfo) -> Downlink:
+        """Send the shared model, which a client that never took part is evaluated on."""
+        return self.downlink(client)
 
 
 METHOD = Method(

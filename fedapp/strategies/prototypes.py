@@ -21,6 +21,7 @@ from fedapp.functional.geometry import cross_client_cka, shape_and_rigid
 from fedapp.functional.metrics import dimensions
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink
 from fedapp.strategies.base import PayloadStrategy
+from fedapp.strategies.held_out import is_newcomer
 
 Floats = npt.NDArray[np.float32]
 
@@ -105,9 +106,11 @@ class PrototypeUpdate(PrototypeRecorder):
         super().__init__(params, local)
         self.prototypes: Tensor | None = None
         self.known = torch.zeros(local.num_classes, dtype=torch.bool)
+        self.evaluate_by = params.evaluate_by
 
     def receive(self, downlink: Downlink) -> None:
         """Lay the global prototypes out over all classes; a first round brings none."""
+        self.evaluate_by = "both" if is_newcomer(downlink) else self.params.evaluate_by
         if "rows" not in downlink.arrays:
             return
         device = self.local.device
@@ -121,10 +124,10 @@ class PrototypeUpdate(PrototypeRecorder):
     def predictions(self, z: Tensor, logits: Tensor) -> dict[str, Tensor]:
         """Predict by head, by nearest prototype or both; by head as long as there are no global prototypes."""
         by_head = {"accuracy": logits.argmax(dim=1)}
-        if self.params.evaluate_by == "head" or self.prototypes is None:
+        if self.evaluate_by == "head" or self.prototypes is None:
             return by_head
         nearest = prototype.nearest_prototype(z, self.prototypes, self.known)
-        if self.params.evaluate_by == "prototype":
+        if self.evaluate_by == "prototype":
             return {"accuracy": nearest}
         return {**by_head, "prototype-accuracy": nearest}
 
@@ -266,6 +269,10 @@ class PrototypeStrategy(PrototypeCollector):
     def evaluate_downlink(self, client: ClientInfo) -> Downlink:
         """Send prototypes only if they predict."""
         return Downlink() if self.params.evaluate_by == "head" else self.downlink(client)
+
+    def newcomer_downlink(self, client: ClientInfo) -> Downlink:
+        """Send prototypes in any case: a client that never took part predicts by them beside its head."""
+        return self.downlink(client)
 
     def analyse(self, uplinks: Sequence[Uplink]) -> tuple[dict[str, Any], Arrays]:
         """Report besides how far every client is from the global prototypes it was sent, in shape and in basis."""

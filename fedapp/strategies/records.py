@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 from flwr.app import MetricRecord
+
+from fedapp.payload import ClientInfo, Uplink
 
 if TYPE_CHECKING:
     from fedapp.strategies.base import PayloadStrategy
@@ -65,6 +67,7 @@ class RoundRecord:
         round: Number of the round; 0 is an evaluation before any training.
         trained: Usable training replies, in the order of the client ids.
         evaluated: Usable evaluation replies, likewise.
+        left_out: Usable evaluation replies of clients that take no part in training, likewise.
         failures: Clients without a usable reply.
         traffic: Bytes by (phase, client).
         seconds: Wall-clock seconds by phase: train, aggregate, evaluate.
@@ -77,6 +80,7 @@ class RoundRecord:
     round: int
     trained: list[Reply] = field(default_factory=list)
     evaluated: list[Reply] = field(default_factory=list)
+    left_out: list[Reply] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -97,6 +101,23 @@ class Observer(Protocol):
 
     def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
         """Run once, after the last round, with the SHA-256 of every client's model."""
+
+
+def replies_of(uplinks: Sequence[Uplink]) -> list[Reply]:
+    """Return uplinks without their arrays."""
+    return [Reply(uplink.client, uplink.num_examples, uplink.metrics) for uplink in uplinks]
+
+
+def in_words(record: RoundRecord, num_rounds: int) -> str:
+    """Return what came of a round of ``num_rounds``, in one line."""
+    means = {"train loss": weighted_metrics(record.trained).get("loss")}
+    means["test accuracy"] = weighted_metrics(record.evaluated).get(HEADLINE)
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
+    failed = f", {len(record.failures)} failures" if record.failures else ""
+    return (
+        f"[round {record.round}/{num_rounds}] {len(record.trained)} clients trained, {numbers or 'not evaluated'}"
+        f"{failed} ({sum(record.seconds.values()):.1f} s)"
+    )
 
 
 def metric_record(replies: list[Reply]) -> MetricRecord:
@@ -122,3 +143,23 @@ def weighted_metrics(replies: list[Reply]) -> dict[str, float]:
         if weight:
             means[name] = sum(reply.num_examples * reply.metrics[name] for reply in holders) / weight
     return means
+
+
+def by_domain(uplinks: Sequence[Uplink], metric: str, clients: Mapping[str, ClientInfo]) -> dict[str, float]:
+    """Return a metric by domain, weighted by samples; "all" stands for clients without a domain.
+
+    Clients that did not report it, or have no samples, count for nothing.
+
+    Example:
+        >>> clients = {name: ClientInfo(name, domain=domain) for name, domain in (("0", "a"), ("1", "a"), ("2", "b"))}
+        >>> shares = (("0", 1, 0.5), ("1", 3, 1.0), ("2", 0, 0.0))
+        >>> uplinks = [Uplink(name, count, metrics={"right": share}) for name, count, share in shares]
+        >>> by_domain(uplinks, "right", clients)
+        {'a': 0.875}
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for uplink in (uplink for uplink in uplinks if metric in uplink.metrics and uplink.num_examples):
+        domain = clients[uplink.client].domain or "all"
+        right, total = sums.get(domain, (0.0, 0))
+        sums[domain] = right + uplink.metrics[metric] * uplink.num_examples, total + uplink.num_examples
+    return {domain: right / total for domain, (right, total) in sums.items()}

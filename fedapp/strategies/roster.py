@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedapp.agreement import unite
 from fedapp.config import ServerSettings
 from fedapp.payload import ClientInfo, Instruction, order
+from fedapp.seeds import derive
 from fedapp.strategies.records import Failure
 from fedapp.wire import RejectedMessage, pack_instruction, unpack_info
 
@@ -39,7 +41,7 @@ class Roster:
 
     Attributes:
         clients: Every client that can take part, in the order of the ids.
-        nodes: Flower's node id of each client, renewed when a client comes back on another node.
+        nodes: Flower's node id of each client, held-out ones included, renewed when one comes back on another node.
         failures: Nodes that cannot take part.
         agreed: What the clients agreed on: names that each announced and all lay their data out by.
     """
@@ -111,6 +113,22 @@ class Roster:
             self.nodes[info.client], self.clients[info.client] = node, replace(info, digest="")
         self.clients = dict(sorted(self.clients.items(), key=lambda item: order(item[0])))
 
+    def sample(self, fraction: float, seed: int, server_round: int, phase: str) -> list[str]:
+        """Return the clients drawn for one phase of a round, in the order of the ids.
+
+        Args:
+            fraction: Share of the clients, rounded half up to at least one; 0 draws nobody.
+            seed: Seed of the run.
+            server_round: The round.
+            phase: "train" or "evaluate"; each draws its own clients.
+        """
+        everybody = list(self.clients)
+        if fraction == 0:
+            return []
+        count = max(1, int(fraction * len(everybody) + 0.5))
+        drawn = np.random.default_rng(derive(seed, server_round, phase)).permutation(len(everybody))[:count]
+        return [everybody[index] for index in sorted(drawn)]
+
     def leave_out(self, client: str, failure: Failure) -> None:
         """Go on without a client."""
         del self.clients[client], self.nodes[client]
@@ -118,7 +136,7 @@ class Roster:
 
     def digests(self, grid: Grid, hello: Instruction, timeout: float) -> dict[str, str]:
         """Return the SHA-256 of every client's current model; clients that do not answer are left out."""
-        answers, _ = ask(grid, self.nodes.values(), hello, timeout)
+        answers, _ = ask(grid, [node for client, node in self.nodes.items() if client in self.clients], hello, timeout)
         found = {info.client: info.digest for info in answers.values() if info.digest}
         return dict(sorted(found.items(), key=lambda item: order(item[0])))
 

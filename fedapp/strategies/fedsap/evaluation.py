@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedapp.client_update import EVALUATION_BATCH, LabelledSamples, load_arrays
 from fedapp.functional import batch_norm
 from fedapp.payload import Arrays, ClientInfo, Uplink
+from fedapp.strategies import records
 
 if TYPE_CHECKING:
     from fedapp.strategies.fedsap.server import FedSAP
@@ -96,16 +97,8 @@ def by_domain(uplinks: Sequence[Uplink], clients: Mapping[str, ClientInfo]) -> d
         f"deployed{AGAIN}": "accuracy-recalibrated",
         "consensus": "consensus-accuracy",
     }
-    found: dict[str, dict[str, float]] = {}
-    for name, metric in names.items():
-        sums: dict[str, tuple[float, int]] = {}
-        for uplink in (uplink for uplink in uplinks if metric in uplink.metrics and uplink.num_examples):
-            domain = clients[uplink.client].domain or "all"
-            right, total = sums.get(domain, (0.0, 0))
-            sums[domain] = right + uplink.metrics[metric] * uplink.num_examples, total + uplink.num_examples
-        if sums:
-            found[name] = {domain: right / total for domain, (right, total) in sums.items()}
-    return found
+    found = {name: records.by_domain(uplinks, metric, clients) for name, metric in names.items()}
+    return {name: accuracies for name, accuracies in found.items() if accuracies}
 
 
 def _majority(strategy: FedSAP, clients: Sequence[str]) -> int:

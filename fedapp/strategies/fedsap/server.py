@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedapp.client_update import arrays_of
 from fedapp.config import SettingError
 from fedapp.functional.budget import BudgetTooSmallError
-from fedapp.functional.roles import DROPPED, PRIVATE, pack_roles
+from fedapp.functional.roles import DROPPED, GLOBAL, PRIVATE, pack_roles
 from fedapp.functional.submodel import plan
 from fedapp.payload import Arrays, ArraySpec, ClientInfo, Downlink, Uplink
 from fedapp.strategies.base import PayloadStrategy
@@ -21,6 +21,7 @@ from fedapp.strategies.fedsap.assignment import Assignment, Measured
 from fedapp.strategies.fedsap.client import ACTIVATION, CONSENSUS, FIRST, GRADIENT, ROLES, SIGNAL, channels_of
 from fedapp.strategies.fedsap.params import FedSAPParams, ratios_of
 from fedapp.strategies.fedsap.shared import Joining, Sent, SharedModel, is_statistic
+from fedapp.strategies.held_out import LEFT_OUT
 
 
 class FedSAP(PayloadStrategy):
@@ -34,6 +35,10 @@ class FedSAP(PayloadStrategy):
     name: ClassVar[str] = "fedsap"
     params_type: ClassVar[type[FedSAPParams]] = FedSAPParams
     requires: ClassVar[tuple[str, ...]] = ("equal-classes", "equal-models")
+    newcomer_metrics: ClassVar[Mapping[str, str]] = {
+        LEFT_OUT: "accuracy-averaged",
+        LEFT_OUT + evaluation.AGAIN: "accuracy-recalibrated",
+    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -125,15 +130,24 @@ class FedSAP(PayloadStrategy):
         settings = {"input-shape": _text(client.input_shape), "recalibrate": self.params.recalibrate}
         return Downlink(arrays, settings)
 
+    def newcomer_downlink(self, client: ClientInfo) -> Downlink:
+        """Send a client that never took part the consensus: every channel, all of them Global."""
+        arrays = self._traveling(self.consensus())
+        roles = pack_roles(np.full(self.graph.total, GLOBAL, np.uint8))
+        settings = {"input-shape": _text(client.input_shape), "recalibrate": self.params.recalibrate}
+        return Downlink({ROLES: roles, **arrays}, settings)
+
     def _held(self, client: str) -> Sent:
         roles = self.assignment.members[client].roles
         return Sent(plan(self.graph, roles != DROPPED), roles.copy(), self.assignment.group_of(client))
 
     def _packed(self, held: Sent) -> dict[str, npt.NDArray[Any]]:
+        return {ROLES: pack_roles(held.roles), **self._traveling(self.shared.composed(held))}
+
+    def _traveling(self, arrays: Arrays) -> Arrays:
+        """Return the entries that travel: running statistics may be each client's own."""
         local = self.params.bn_stats == "local"
-        arrays = self.shared.composed(held)
-        travels = {name: array for name, array in arrays.items() if not (local and is_statistic(name))}
-        return {ROLES: pack_roles(held.roles), **travels}
+        return {name: array for name, array in arrays.items() if not (local and is_statistic(name))}
 
     def _first_layer(self) -> dict[str, npt.NDArray[Any]]:
         """Return W_G's whole first convolution, so that all clients measure through the same filters."""

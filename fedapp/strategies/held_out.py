@@ -1,0 +1,111 @@
+"""Clients that take no part in training, and what a newcomer among them reaches: leave a domain, or clients, out.
+
+They keep their part of the data, so that a run without them shares the data out as a run with them does. They are
+evaluated in every evaluated round; their results stand apart from all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fedapp.config import ServerSettings, SettingError, closest
+from fedapp.payload import ClientInfo, Downlink, Uplink, order
+from fedapp.strategies.records import HEADLINE, by_domain
+
+LEFT_OUT, BY_PROTOTYPE = "left-out", "left-out-prototype"
+NEWCOMER = "newcomer"
+"""The scalar of a downlink that tells a client that it is evaluated as one that never took part."""
+NEWCOMER_METRICS: Mapping[str, str] = {LEFT_OUT: HEADLINE, BY_PROTOTYPE: "prototype-accuracy"}
+"""Named evaluation -> metric of a newcomer that makes it, where the method does not say otherwise."""
+
+
+class HeldOut:
+    """The clients that the settings ``leave-domain`` and ``leave-clients`` name.
+
+    Args:
+        settings: The server's settings.
+
+    Attributes:
+        clients: Those of them that are there, in the order of the ids.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.domains = names_in(settings.leave_domain)
+        self.ids = names_in(settings.leave_clients)
+        self.clients: dict[str, ClientInfo] = {}
+
+    def claims(self, client: ClientInfo) -> bool:
+        """Return whether a client takes no part in training."""
+        return client.client in self.clients or client.client in self.ids or client.domain in self.domains
+
+    def check(self, clients: Mapping[str, ClientInfo]) -> None:
+        """Check the settings against the clients that came.
+
+        Raises:
+            SettingError: If they name a domain or a client that is not there, or leave nobody in.
+        """
+        known = dict.fromkeys(sorted({info.domain for info in clients.values()} - {""}))
+        for domain in self.domains:
+            if not known:
+                raise SettingError(f"leave-domain = {domain!r}: the clients have no domains; use leave-clients")
+            _check_known("leave-domain", domain, known, "no client holds this domain")
+        for client in self.ids:
+            _check_known("leave-clients", client, clients, "there is no such client")
+        if all(self.claims(info) for info in clients.values()):
+            raise SettingError(
+                f"leave-domain = {', '.join(self.domains)!r} and leave-clients = {', '.join(self.ids)!r} leave out all "
+                f"of the clients {', '.join(clients)} (domains: {', '.join(known) or 'none'}); leave somebody in"
+            )
+
+    def take(self, clients: dict[str, ClientInfo]) -> None:
+        """Move the clients that take no part from ``clients`` to here."""
+        for client in [client for client, info in clients.items() if self.claims(info)]:
+            self.clients[client] = clients.pop(client)
+        self.clients = dict(sorted(self.clients.items(), key=lambda item: order(item[0])))
+
+    def parted(self, uplinks: Sequence[Uplink]) -> tuple[list[Uplink], list[Uplink]]:
+        """Return the uplinks of the clients that take part, and those of the others."""
+        inside = [uplink for uplink in uplinks if uplink.client not in self.clients]
+        return inside, [uplink for uplink in uplinks if uplink.client in self.clients]
+
+    def evaluations(self, uplinks: Sequence[Uplink], metrics: Mapping[str, str]) -> dict[str, dict[str, float]]:
+        """Return accuracies by domain of the held-out clients.
+
+        Args:
+            uplinks: Their evaluations of this round.
+            metrics: Named evaluation -> metric that makes it.
+        """
+        found = {name: by_domain(uplinks, metric, self.clients) for name, metric in metrics.items()}
+        return {name: accuracies for name, accuracies in found.items() if accuracies}
+
+    def in_words(self) -> str:
+        """Name the clients, with their domains; "" if nobody is held out."""
+        return ", ".join(f"{c} ({info.domain})" if info.domain else c for c, info in self.clients.items())
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a text, each once.
+
+    Example:
+        >>> names_in("mnist, usps,mnist")
+        ['mnist', 'usps']
+    """
+    return list(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))
+
+
+def as_newcomer(downlink: Downlink) -> Downlink:
+    """Return a downlink that tells the client that it is evaluated as one that never took part."""
+    return replace(downlink, settings={**downlink.settings, NEWCOMER: True})
+
+
+def is_newcomer(downlink: Downlink) -> bool:
+    """Return whether the client is evaluated as one that never took part."""
+    return bool(downlink.settings.get(NEWCOMER))
+
+
+def _check_known(key: str, name: str, known: Mapping[str, object], fault: str) -> None:
+    if name not in known:
+        raise SettingError(
+            f"{key} = {name!r}: {fault}; {closest(name, known)} (for a node that comes late, wait with min-nodes)"
+        )
