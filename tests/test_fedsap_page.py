@@ -7,6 +7,7 @@ from pathlib import Path
 from fedapp.config import key_of
 from fedapp.experiments import fedsap_page
 from fedapp.experiments.records import Run
+from fedapp.experiments.results import Entry
 from fedapp.strategies.fedsap import FedSAPParams
 
 PAGE = (Path(__file__).parents[1] / "docs" / "fedsap.md").read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ def test_every_key_on_the_page_is_a_setting():
 
 
 def line(number, accuracies, fedsap):
-    shared = {"round": number, "seconds": {"aggregate": 0.5}, "client_seconds": {"train": 4.0, "statistics": 0.25}}
+    shared = {"round": number, "seconds": {"aggregate": 0.5}, "client_seconds": {"cpu": 4.0}}
     if not fedsap:
         return {**shared, "domains": accuracies}
     submodels = {"adjusted_rand": number / 4, "num_groups": number}
@@ -54,10 +55,21 @@ def test_the_page_of_results_counts_fedavgs_one_model_as_a_consensus_and_names_e
         "| fedsap `edge` | 0 | deployed, re-estimated | 50.0 / 50.0 / 50.0 | 50.0 / 50.0 / 50.0 |",
     ]
     assert fedsap_page.by_domain(runs).splitlines()[2].endswith("| 50.0 / 50.0 / 37.5 | 75.0 / 25.0 / 50.0 |")
-    assert fedsap_page.costs(runs[:1]).splitlines()[2] == "| fedavg | 0 | 2 | 1.00 | 0.50 | 4.00 | 0.25 | 0.50 |"
+    assert fedsap_page.costs(runs[:1]).splitlines()[2] == "| fedavg | 0 | 2 | 1.00 | 0.50 | 4.00 |"
 
 
 def test_the_page_of_results_shows_the_rand_index_by_round():
     run = made("fedsap", **{"dga.signal": "bn_stats", "dga.at": "after-local", "dga.center": True})
     row = fedsap_page.grouping([run]).splitlines()[2]
     assert row == "| bn_stats | after-local | centred | 0 | 0.25 | 0.50 | 0.38 | 2 |"
+
+
+def test_the_page_of_results_names_the_choice_that_was_changed():
+    run = made("fedsap", **{"profile": "edge", "util.scope": "client"})
+    given = {"method-params.profile": "edge", "method-params.util.scope": "client"}
+    entries = [Entry("a", 0, given, "done", "", run), Entry("b", 0, {}, "waiting", "", None)]
+    for one in run.rounds:
+        one["evaluations"] |= {name: {"a": 0.5, "b": 1.0} for name in fedsap_page.EVALUATIONS[1::2]}
+    assert fedsap_page.choices(entries).splitlines()[2:] == [
+        "| fedsap `edge` | `util.scope=client` | 0 | 75.0 | 75.0 | 75.0 |"
+    ]
