@@ -4,8 +4,8 @@
 
     python -m fedapp.experiments.fedsap_page --data-root DIR [--seeds 0,1] [--out DIR] [--page FILE]
 
-It runs the shipped grids of ``GRIDS`` (started again, they go on where they were) and writes the page from what is done;
-a file of remarks beside the page, ``fedsap.notes.md``, is put below its head.
+It runs the shipped grids of ``GRIDS`` (started again, they go on where they were) and writes the page from what is
+done; a file of remarks beside the page, ``fedsap.notes.md``, is put below its head.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Made by `python -m fedapp.experiments.fedsap_page` from the grids `fedsap-digits
 `fedsap-choices` (`fedapp/experiments/configs/`), on {processors}; page made at commit {commit}. These are not the
 paper's data: MNIST-M and rendered digits stand in for SVHN and SYN, and the network has a quarter of ResNet-10's width,
 so no number here can be held against the paper's tables. Accuracies are per cent. `consensus` is one model for
-everybody; `group` serves each domain with its pseudo-domain's Private channels; `deployed` is each client's own submodel
-on its own domain. "re-estimated" means that BatchNorm's statistics were measured anew in one pass over training samples
+everybody; `group` serves each domain with its pseudo-domain's Private channels; `deployed` is each client's own
+submodel on its own domain. "re-estimated" means that BatchNorm's statistics were measured anew in one pass over training samples
 before the evaluation. "tail" is the mean of the last {tail} evaluations; best-over-rounds is a choice made on the test
 set. Grouping and choices ran on the built-in digits (200 images a client; 72 to 300) with `small-resnet`.
 """
