@@ -60,6 +60,7 @@ class Recorder:
         self.config = config
         self.progress = progress
         self.clients: dict[str, ClientInfo] = {}
+        self.left_out: dict[str, ClientInfo] = {}
         if config.resume:
             self.folder = Path(config.resume)
             self.name = self.folder.name
@@ -80,7 +81,7 @@ class Recorder:
 
     def on_start(self, strategy: PayloadStrategy) -> None:
         """Write the resolved settings and open the tables."""
-        self.clients = dict(strategy.clients)
+        self.clients, self.left_out = dict(strategy.clients), dict(strategy.held_out.clients)
         self._write_config(
             flatten(strategy.params), {client: _described(info) for client, info in self.clients.items()}
         )
@@ -94,6 +95,7 @@ class Recorder:
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
         """Append one line to rounds.jsonl and one row a client to clients.csv."""
         self.clients.update(strategy.clients)
+        self.left_out.update(strategy.held_out.clients)
         self._add_failures(record.round, strategy.roster.failures[self._absent :])
         self._absent = len(strategy.roster.failures)
         self._add_failures(record.round, record.failures)
@@ -146,6 +148,11 @@ class Recorder:
             "versions": _versions(),
             "num-clients": max((info.num_clients for info in self.clients.values()), default=0) or len(self.clients),
             "clients": dict(clients),
+            **(
+                {"left-out": {client: _described(info) for client, info in self.left_out.items()}}
+                if self.left_out
+                else {}
+            ),
         }
         text = yaml.safe_dump(described, sort_keys=False)
         write_atomically(self.folder / "config.yaml", text.encode())
@@ -181,6 +188,7 @@ class Recorder:
             "evaluate": _plain(weighted_metrics(record.evaluated)),
             **self._spread(record.evaluated),
             **({"evaluations": _finite(record.evaluations)} if record.evaluations else {}),
+            **({"left_out": {one.client: _plain(one.metrics) for one in record.left_out}} if record.left_out else {}),
             "bytes": dict(traffic),
             "seconds": record.seconds,
             "client_seconds": _totals(record),
@@ -271,6 +279,7 @@ class Recorder:
             "seed": self.config.seed,
             "rounds": self.rounds[-1]["round"] if self.rounds else 0,
             "num_clients": len(self.clients),
+            **({"left_out": {client: info.domain for client, info in self.left_out.items()}} if self.left_out else {}),
             "accuracy": {
                 **over_rounds([line["accuracy"] for line in evaluated]),
                 **chosen_by_validation(evaluated),
@@ -353,7 +362,7 @@ def _versions() -> dict[str, str]:
 def _totals(record: RoundRecord) -> dict[str, float]:
     """Sum the clients' own seconds, by what they were spent on."""
     totals: dict[str, float] = defaultdict(float)
-    for reply in (*record.trained, *record.evaluated):
+    for reply in (*record.trained, *record.evaluated, *record.left_out):
         for name, value in reply.metrics.items():
             if name.endswith("-seconds"):
                 totals[name.removesuffix("-seconds")] += value

@@ -117,8 +117,9 @@ def curve(run: Run) -> dict[int, float]:
 
 
 def data_settings(run: Run) -> tuple[Any, ...]:
-    """Return the settings that decide who holds what: runs that share them must have had the same data."""
-    return tuple(run.settings.get(key) for key in (*_DATA_SETTINGS, "clients"))
+    """Return the settings that decide who trains on what: runs that share them must have had the same data."""
+    left_out = [run.settings.get(key) or "" for key in ("leave-domain", "leave-clients")]
+    return (*(run.settings.get(key) for key in (*_DATA_SETTINGS, "clients")), *left_out)
 
 
 def data_differences(runs: Sequence[Run]) -> list[str]:

@@ -20,6 +20,7 @@ MODELS = (
     ("group", "The full model of each group of clients, on the domains whose clients are mostly in that group."),
     ("deployed", "Every client's own small model, on the test samples of its own domain."),
 )
+LEFT_OUT, BY_PROTOTYPE = "left-out", "left-out-prototype"
 ABSENT = {
     "consensus": "Outside a simulation the server has no test data, and no client that keeps the full model (keep "
     "ratio 1) evaluated it on its own.",
@@ -31,7 +32,7 @@ ABSENT = {
 def found_in(records: Records) -> Mapping[str, Line]:
     """Return what every named evaluation came to over the rounds, the known ones in order and then all others."""
     held = records.summary.get("evaluations") or {}
-    known = [name for model, _ in MODELS for name in (model, model + AGAIN)]
+    known = [name for model in (*(model for model, _ in MODELS), LEFT_OUT) for name in (model, model + AGAIN)]
     return {name: held[name] for name in (*known, *sorted(held)) if name in held}
 
 
@@ -62,10 +63,11 @@ def in_a_sentence(records: Records) -> Html:
 def named(records: Records) -> Html:
     """Return the named evaluations; nothing for a method that has none."""
     found = found_in(records)
-    if not found and not records.submodels:
+    if not found and not records.submodels and not records.left_out:
         return Html("")
     meanings = [tag("dt", model) + tag("dd", _meaning(records, model, words)) for model, words in MODELS]
     parts: list[object] = [tag("dl", *meanings)] if records.submodels else []
+    parts += [_about_left_out(records, found)] if records.left_out else []
     if not found:
         return section("evaluations", "Models, evaluated by name", *parts, note("Nothing was evaluated in this run."))
     parts += [_about_statistics(records) if records.submodels else "", _table(records, found), _drawings(records)]
@@ -90,11 +92,31 @@ def _about_statistics(records: Records) -> Html:
     )
 
 
+def _about_left_out(records: Records, found: Mapping[str, Line]) -> Html:
+    """Say who was left out, and what answers for it."""
+    clients, domains = list(records.left_out), sorted(filter(None, set(records.left_out.values())))
+    who = f"Client{'s' * (len(clients) > 1)} {', '.join(clients)}"
+    where = f" of domain{'s' * (len(domains) > 1)} {', '.join(domains)}" if domains else ""
+    words = [
+        f"{who}{where} took no part in training. {LEFT_OUT} is how many of their test samples a newcomer answers "
+        "correctly: by the method's one model for everybody if it has one, else by the first, untrained weights of the "
+        "client's own model together with what the server sends (a head, or nothing at all)."
+    ]
+    if BY_PROTOTYPE in found:
+        words.append(f"{BY_PROTOTYPE}: the same weights, but the nearest global prototype answers instead of the head.")
+    if LEFT_OUT + AGAIN in found:
+        words.append(
+            f"{LEFT_OUT + AGAIN}: BatchNorm's statistics are measured anew on the inputs of the newcomer's own "
+            "training samples; it trains on none of them."
+        )
+    return note(" ".join(words))
+
+
 # ---- numbers -----------------------------------------------------------------------------------------
 
 
 def _label(records: Records, name: str) -> Html:
-    chosen = {headline_of(records, model) for model, _ in MODELS} if records.submodels else set()
+    chosen = _headlines(records) if records.submodels else []
     return tag("b", f"{name}\u00a0(headline)".replace("-", "\u2011")) if name in chosen else Html("") + name
 
 
@@ -135,7 +157,7 @@ def _domains(found: Mapping[str, Line]) -> Html:
 
 def _drawings(records: Records) -> Html:
     found = found_in(records)
-    first = [name for model, _ in MODELS if (name := headline_of(records, model))] or list(found)
+    first = _headlines(records)
     rest = [name for name in found if name not in first]
     lines = [line for line in records.rounds if line.get("evaluations")]
     shown = [
@@ -146,6 +168,12 @@ def _drawings(records: Records) -> Html:
         ("Every domain in the last round", f"The models side by side{_way(first)}.", _bars(found, first)),
     ]
     return figures(*(figure(title, how, drawing) for title, how, drawing in shown if drawing))
+
+
+def _headlines(records: Records) -> list[str]:
+    """Return of every model that was evaluated the name under which its headline was."""
+    models = dict.fromkeys(name.removesuffix(AGAIN) for name in found_in(records))
+    return [name for model in models if (name := headline_of(records, model))]
 
 
 def _way(names: Sequence[str]) -> str:

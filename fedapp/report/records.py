@@ -76,6 +76,11 @@ class Records:
             known.setdefault(row["client"], {"model": row["model"], "domain": row["domain"]})
         return known
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The clients that took no part in training, with their domains ("" = none)."""
+        return dict(self.summary.get("left_out") or {})
+
     @cached_property
     def evaluated(self) -> list[Line]:
         """The rounds in which an accuracy was measured."""
@@ -143,12 +148,14 @@ def summarise(config: Line, rounds: Sequence[Line], failures: Sequence[Line]) ->
     last: Line = evaluated[-1] if evaluated else {}
     domains = sorted({name for line in evaluated for name in line["domains"]})
     settings = config.get("settings") or {}
+    left_out = {client: about.get("domain", "") for client, about in (config.get("left-out") or {}).items()}
     return {
         "run": config.get("run"),
         "method": settings.get("method", "unknown method"),
         "seed": settings.get("seed"),
         "rounds": rounds[-1]["round"] if rounds else 0,
         "num_clients": len(config.get("clients") or {}),
+        **({"left_out": left_out} if left_out else {}),
         "accuracy": over_rounds([line["accuracy"] for line in evaluated]),
         "client_mean_accuracy": over_rounds([line["client_mean"] for line in evaluated]),
         "clients": {

@@ -51,9 +51,10 @@ def command(records: Records, program: str = "fedapp run") -> str:
 
 
 def num_clients(records: Records) -> int:
-    """Return how many clients were asked to take part, those included that could not start."""
+    """Return how many clients there were, those included that could not start or were left out of training."""
     absent = {f["client"] for f in records.summary["failures"] if f.get("phase") == "start" and f["round"] == 0}
-    return max(len(set(records.clients) | absent), records.summary.get("num_clients") or 0)
+    outside = absent | set(records.left_out)
+    return max(len(set(records.clients) | outside), (records.summary.get("num_clients") or 0) + len(records.left_out))
 
 
 def state(records: Records) -> Html:
@@ -98,7 +99,7 @@ def headline(records: Records, *more: object) -> Html:
 def what_ran(records: Records) -> Html:
     """Return the run in words, the command that repeats it, its versions and all its settings."""
     settings, summary = records.settings, records.summary
-    absent = num_clients(records) - summary["num_clients"]
+    absent = num_clients(records) - summary["num_clients"] - len(records.left_out)
     models = sorted({str(info.get("model")) for info in records.clients.values()})
     facts = [
         ("method", summary["method"]),
@@ -110,6 +111,7 @@ def what_ran(records: Records) -> Html:
             number("num_clients", summary["num_clients"], plain(summary["num_clients"]))
             + (f" (and {absent} that could not start)" if absent > 0 else ""),
         ),
+        *([("left out of training", ", ".join(records.left_out))] if records.left_out else []),
         ("rounds", number("rounds", summary["rounds"], plain(summary["rounds"]))),
         ("seed", number("seed", summary["seed"], str(summary["seed"]))),
         ("seed of the partition", settings.get("partition-seed", NOTHING)),
