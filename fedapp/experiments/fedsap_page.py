@@ -11,15 +11,11 @@ done; a file of remarks beside the page, ``fedsap.notes.md``, is put below its h
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
-from fedapp.experiments import commands, results
+from fedapp.experiments import commands, pages, results
 from fedapp.experiments.records import PARAMS, Run
 from fedapp.experiments.results import Entry
 
@@ -28,7 +24,6 @@ CHOSEN = (
     *(f"{PARAMS}.{key}" for key in ("util.scope", "agg.weight", "sgp.global-target", "mask.coupling", "sgp.tri-state")),
     "min-local-steps",
 )
-TAIL = 5
 EVALUATIONS = (
     "consensus",
     "consensus-recalibrated",
@@ -60,30 +55,6 @@ def accuracies(run: Run, name: str) -> list[Mapping[str, float]]:
     return [line["evaluations"][name] for line in run.rounds if name in (line.get("evaluations") or {})]
 
 
-def summed_up(values: Sequence[float]) -> str:
-    """Return best, last and tail in per cent.
-
-    Example:
-        >>> summed_up([0.5, 0.75, 0.625])
-        '75.0 / 62.5 / 62.5'
-    """
-    best, last, tail = max(values), values[-1], statistics.mean(values[-TAIL:])
-    return " / ".join(f"{100 * value:.1f}" for value in (best, last, tail))
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table.
-
-    Example:
-        >>> print(table(["a", "b"], [["1", "2"]]))
-        | a | b |
-        | --- | --- |
-        | 1 | 2 |
-    """
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def label(run: Run) -> str:
     """Return what a run is called."""
     profile = run.settings.get("method-params.profile")
@@ -101,9 +72,9 @@ def over_rounds(runs: Sequence[Run]) -> str:
                 means = [statistics.mean(one.values()) for one in found]
                 worst = [min(one.values()) for one in found]
                 title = name.replace("-recalibrated", ", re-estimated")
-                rows.append([label(run), str(run.seed), title, summed_up(means), summed_up(worst)])
+                rows.append([label(run), str(run.seed), title, pages.summed_up(means), pages.summed_up(worst)])
     head = ["method", "seed", "model", "mean over domains: best / last / tail", "worst domain: best / last / tail"]
-    return table(head, rows)
+    return pages.table(head, rows)
 
 
 def by_domain(runs: Sequence[Run]) -> str:
@@ -113,9 +84,9 @@ def by_domain(runs: Sequence[Run]) -> str:
     for run in runs:
         for name in EVALUATIONS:
             if found := accuracies(run, name):
-                cells = [summed_up([one[domain] for one in found]) for domain in domains]
+                cells = [pages.summed_up([one[domain] for one in found]) for domain in domains]
                 rows.append([label(run), str(run.seed), name.replace("-recalibrated", ", re-estimated"), *cells])
-    return table(["method", "seed", "model", *domains], rows)
+    return pages.table(["method", "seed", "model", *domains], rows)
 
 
 def costs(runs: Sequence[Run]) -> str:
@@ -128,7 +99,7 @@ def costs(runs: Sequence[Run]) -> str:
         cells = [f"{value:.2f}" for value in (*traffic, processor)]
         rows.append([label(run), str(run.seed), str(rounds), *cells])
     head = ["method", "seed", "rounds", "MiB down a round", "MiB up a round", "CPU s a round, all clients"]
-    return table(head, rows)
+    return pages.table(head, rows)
 
 
 def choices(entries: Sequence[Entry]) -> str:
@@ -142,10 +113,10 @@ def choices(entries: Sequence[Entry]) -> str:
             f"`{key.removeprefix(f'{PARAMS}.')}={entry.settings[key]}`" for key in CHOSEN if key in entry.settings
         ]
         kinds = ("consensus",) if run.settings["method"] == "fedavg" else EVALUATIONS[1::2]
-        tails = [[statistics.mean(one.values()) for one in accuracies(run, kind)][-TAIL:] for kind in kinds]
+        tails = [[statistics.mean(one.values()) for one in accuracies(run, kind)][-pages.TAIL :] for kind in kinds]
         cells = [f"{100 * statistics.mean(tail):.1f}" for tail in tails]
         rows.append([label(run), ", ".join(changed) or "as it is", str(run.seed), *cells, *["-"] * (3 - len(cells))])
-    return table(["method", "changed", "seed", "consensus", "group", "deployed"], rows)
+    return pages.table(["method", "changed", "seed", "consensus", "group", "deployed"], rows)
 
 
 def grouping(runs: Sequence[Run]) -> str:
@@ -160,19 +131,7 @@ def grouping(runs: Sequence[Run]) -> str:
         groups = found[max(found)]["num_groups"]
         rows.append([*words, centred, str(run.seed), *at, f"{statistics.mean(indices):.2f}", str(groups)])
     head = ["signal", "taken at", "", "seed", *(f"round {number}" for number in AT_ROUNDS), "mean", "groups at the end"]
-    return table(head, rows)
-
-
-def machine() -> str:
-    """Return what ran it: processors and their kind."""
-    return f"{os.cpu_count()} processors ({platform.machine()}), one thread a client, torch {version('torch')}"
-
-
-def commit() -> str:
-    """Return the commit of the sources, "unknown" outside a clone."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
-                           text=True, check=False)  # fmt: skip
-    return found.stdout.strip() or "unknown"
+    return pages.table(head, rows)
 
 
 def write(page: Path, out: Path, notes: str = "") -> None:
@@ -185,7 +144,7 @@ def write(page: Path, out: Path, notes: str = "") -> None:
         ("Bytes and seconds", costs, methods),
         ("What groups clients: adjusted Rand index against the true domains", grouping, signals),
     ]
-    head = HEAD.format(processors=machine(), commit=commit(), tail=TAIL)
+    head = HEAD.format(processors=pages.machine(), commit=pages.commit(), tail=pages.TAIL)
     body = [f"## {title}\n\n{made(runs)}\n" for title, made, runs in sections if runs]
     if changed:
         body.append(f"## One choice changed at a time, tail of the re-estimated models\n\n{choices(entries[1])}\n")
