@@ -1,12 +1,13 @@
 """FedSAP: what the server keeps, and what it tells of it."""
 
 import numpy as np
+import pytest
 
 from fedapp.functional.submodel import costs
 from fedapp.strategies.fedsap import FedSAPParams, description
 from fedapp.strategies.records import RoundRecord
 from tests.strategies.federation import MODELS
-from tests.strategies.rounds_of_submodels import EAST, NORTH, SIZES, TOTAL, Rounds, asked, grouped, with_arrays
+from tests.strategies.rounds_of_submodels import SIZES, TOTAL, Rounds, asked, with_arrays
 
 # ---- state ------------------------------------------------------------------------------------------
 
@@ -34,11 +35,23 @@ def test_state_survives_a_round_trip_in_any_order_of_names():
     assert {n: a.tobytes() for n, a in after.items()} == {n: a.tobytes() for n, a in same.items()}
 
 
-def test_a_client_that_never_answered_leaves_no_trace_in_the_state():
-    assignment = asked(warmup=3)
-    grouped(assignment, 1, {"0": EAST, "1": NORTH})
-    clients = {name.split("/")[1] for name in assignment.state() if name.startswith("clients/")}
-    assert clients == {"0", "1"}
+@pytest.mark.parametrize("grouping", [True, False])
+def test_clients_that_were_absent_so_far_keep_group_and_first_channels_when_a_run_goes_on(grouping):
+    params = FedSAPParams(keep_ratios="0.5,0.4", grouping=grouping)
+    rounds = Rounds(params)
+    rounds.round(1, ("1", "2"))
+    again = Rounds(params)
+    again.server.load_state(rounds.server.state())
+    for client in again.server.clients.values():
+        assert again.server.refuse(client) == ""
+    for client, member in rounds.members.items():
+        assert again.members[client].group == member.group
+        np.testing.assert_array_equal(again.members[client].roles, member.roles)
+    assert len({member.group for member in again.members.values()}) == (2 if grouping else 3)
+
+
+def test_before_anything_was_measured_the_state_names_no_client():
+    assert not [name for name in asked(warmup=3).state() if name.startswith("clients/")]
 
 
 # ---- what is told -----------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ class Member:
         group: Number of its pseudo-domain group; -1 before the first grouping that it was part of.
         utility: (U,) smoothed utility, NaN where never measured.
         signal: What it was grouped by last, (n,), NaN where it did not hold the entry; empty before that.
-        fresh: True while nothing is known of it but its budget, and its channels are the first ones.
     """
 
     keep_ratio: float
@@ -45,7 +44,6 @@ class Member:
     group: int
     utility: Floats
     signal: Floats = field(default_factory=lambda: np.zeros(0))
-    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class Assignment:
         known = self.members.get(client)
         if known is not None and known.keep_ratio == keep_ratio:
             return
-        fresh = all(np.isnan(member.utility).all() for member in self.members.values())
-        active = self._active(self._first if fresh else self._ranking_of(client), keep_ratio, None, 1)
+        ranking = self._first if self._nothing_known else self._ranking_of(client)
+        active = self._active(ranking, keep_ratio, None, 1)
         if self.params.warmup_mode == "dense" and known is None:
             active = np.ones(self.graph.total, np.bool_)
         held = np.where(active, roles.GLOBAL, roles.DROPPED).astype(np.uint8)
@@ -110,8 +108,12 @@ class Assignment:
             known.keep_ratio, known.roles = keep_ratio, held
             return
         group = -1 if self.params.grouping else len(self.members)
-        self.members[client] = Member(keep_ratio, held, group, np.full(self.graph.total, np.nan), fresh=fresh)
+        self.members[client] = Member(keep_ratio, held, group, np.full(self.graph.total, np.nan))
         self._sort()
+
+    @property
+    def _nothing_known(self) -> bool:
+        return all(np.isnan(member.utility).all() for member in self.members.values())
 
     def _sort(self) -> None:
         """Put the members in the order of their ids, so that sums over them do not depend on who came when."""
@@ -158,7 +160,6 @@ class Assignment:
             }
             fresh = measures.utility(activation, gradient, **shares)
             member = self.members[client]
-            member.fresh = False
             beta = self.params.beta if "utility" in self.params.ema_targets else 0.0
             side: Any = self.params.beta_on if beta else "old"
             member.utility = measures.smooth(member.utility, fresh, beta, side)
@@ -241,7 +242,6 @@ class Assignment:
             scope = union if self.params.role_scope == "global" else active
             decided = self._roles(scope) if self.members[client].group >= 0 else np.full_like(active, roles.GLOBAL, int)
             self.members[client].roles = np.where(active, decided, roles.DROPPED).astype(np.uint8)
-            self.members[client].fresh = False
 
     def _roles(self, active: Bools) -> npt.NDArray[np.uint8]:
         if not self.params.tri_state or self.num_groups < 2:
@@ -333,15 +333,13 @@ class Assignment:
     # ---- state -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything as named arrays without NaN; clients of which nothing is known yet are admitted again."""
+        """Return everything as named arrays without NaN; before anything was measured clients are admitted again."""
         arrays: dict[str, npt.NDArray[Any]] = {
             "dispersion": self.dispersion,
             "measured": self._measured,
             "first-utilities": self._first,
         }
-        for client, member in self.members.items():
-            if member.fresh:
-                continue
+        for client, member in ({} if self._nothing_known else self.members).items():
             known = ~np.isnan(member.utility)
             held = ~np.isnan(member.signal)
             arrays |= {
