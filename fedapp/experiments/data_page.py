@@ -25,6 +25,8 @@ from fedapp.experiments.results import Entry
 
 GRID = "data"
 COMPARED = ("local", "fedsaf", "fedsap")
+LEAST_GAIN = 0.1
+"""Points; a smaller difference counts as none."""
 HEAD = """# Every data set, briefly
 
 Made by `python -m fedapp.experiments.data_page` from the grid `data` (`fedapp/experiments/configs/data.yaml`: all
@@ -109,23 +111,25 @@ def accuracies(runs: Sequence[Run]) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Return in a sentence where FedSAF ended ahead of ``local`` and where behind, by the mean of the last evaluations.
-
-    Differences below a tenth of a point count as none.
-    """
-    ahead, behind, level = [], [], []
+    """Return in words where FedSAF ended ahead of ``local`` and where behind, by the mean of the last evaluations."""
+    gains = {}
     for name, found in _by_set(runs).items():
-        tails = {key: [_tail(run) for run in found if run.settings["method"] == key] for key in COMPARED[:2]}
-        if all(tails.values()):
-            gain = 100 * (statistics.mean(tails["fedsaf"]) - statistics.mean(tails["local"]))
-            place = level if abs(gain) < 0.1 else ahead if gain > 0 else behind
-            place.append(f"{name} {gain:+.1f}")
-    total = len(ahead) + len(behind) + len(level)
-    parts = [f"{word} on {len(part)} ({', '.join(part)})" if part else f"{word} on none"
-             for word, part in (("ahead", ahead), ("behind", behind), ("level", level))]  # fmt: skip
+        local, fedsaf = ([_tail(run) for run in found if run.settings["method"] == key] for key in COMPARED[:2])
+        if local and fedsaf:
+            gains[name] = 100 * (statistics.mean(fedsaf) - statistics.mean(local))
+    sides = {
+        "ahead": [name for name, gain in gains.items() if gain >= LEAST_GAIN],
+        "behind": [name for name, gain in gains.items() if gain <= -LEAST_GAIN],
+        "level": [name for name, gain in gains.items() if abs(gain) < LEAST_GAIN],
+    }
+    named = {side: ", ".join(f"{name} {gains[name]:+.1f}" for name in names) for side, names in sides.items()}
+    counted = ", ".join(
+        f"{side} on {len(sides[side])}" + (f" ({text})" if text else "") for side, text in named.items()
+    )
     return (
-        f"By the mean of the last {pages.TAIL} evaluations, FedSAF against `local` on {total} data sets, in points: "
-        f"{', '.join(parts)}. One point is one test sample of a hundred: most of these differences are noise."
+        f"By the mean of the last {pages.TAIL} evaluations, FedSAF against `local` on {len(gains)} data sets, in "
+        f"points: {counted}. An accuracy over a hundred test samples has a standard error of up to 5 points: "
+        "a difference of a few points on one set is noise."
     )
 
 
