@@ -338,7 +338,7 @@ class PayloadStrategy(Strategy):
         self.roster.gather(grid, self._hello(), self.settings)
         if misfit := misfits(self.name, self.requires, self.clients):
             raise SettingError(misfit)
-        self.held_out.check(self.clients)
+        self.held_out.check(self.clients, self.roster.failures)
         self.held_out.take(self.clients)
         trains = len(self.roster.sample(self.settings.fraction_train, self.seed, 1, TRAIN))
         if self.settings.min_replies > trains:
@@ -358,6 +358,7 @@ class PayloadStrategy(Strategy):
             misfit = misfits(self.name, self.requires, {**before, client: info})
             if reason := misfit or (self.refuse(info) if takes_part else ""):
                 self.roster.leave_out(client, Failure(client, "start", "SettingError", reason))
+                self.held_out.forget(client)
 
     def _evaluation_downlink(self, client: ClientInfo) -> Downlink:
         takes_part = client.client not in self.held_out.clients

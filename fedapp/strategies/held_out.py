@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fedapp.config import ServerSettings, SettingError, closest
 from fedapp.payload import ClientInfo, Downlink, Uplink, order
-from fedapp.strategies.records import HEADLINE, by_domain
+from fedapp.strategies.records import HEADLINE, Failure, by_domain
 
 LEFT_OUT, BY_PROTOTYPE = "left-out", "left-out-prototype"
 NEWCOMER = "newcomer"
@@ -39,8 +39,8 @@ class HeldOut:
         """Return whether a client takes no part in training."""
         return client.client in self.clients or client.client in self.ids or client.domain in self.domains
 
-    def check(self, clients: Mapping[str, ClientInfo]) -> None:
-        """Check the settings against the clients that came.
+    def check(self, clients: Mapping[str, ClientInfo], failures: Sequence[Failure] = ()) -> None:
+        """Check the settings against the clients that came, and those that could not start, if they have a name.
 
         Raises:
             SettingError: If they name a domain or a client that is not there, or leave nobody in.
@@ -50,13 +50,18 @@ class HeldOut:
             if not known:
                 raise SettingError(f"leave-domain = {domain!r}: the clients have no domains; use leave-clients")
             _check_known("leave-domain", domain, known, "no client holds this domain")
-        for client in self.ids:
+        failed = {failure.client for failure in failures}
+        for client in (client for client in self.ids if client not in failed):
             _check_known("leave-clients", client, clients, "there is no such client")
         if all(self.claims(info) for info in clients.values()):
             raise SettingError(
                 f"leave-domain = {', '.join(self.domains)!r} and leave-clients = {', '.join(self.ids)!r} leave out all "
                 f"of the clients {', '.join(clients)} (domains: {', '.join(known) or 'none'}); leave somebody in"
             )
+
+    def forget(self, client: str) -> None:
+        """Go on without a client."""
+        self.clients.pop(client, None)
 
     def take(self, clients: dict[str, ClientInfo]) -> None:
         """Move the clients that take no part from ``clients`` to here."""

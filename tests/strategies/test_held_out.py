@@ -141,6 +141,31 @@ def test_a_client_left_out_that_comes_back_on_another_node_stays_out(tmp_path):
     assert strategy.record.failures == []
 
 
+def test_a_client_left_out_that_comes_back_with_another_model_is_named_and_forgotten(tmp_path):
+    grid = Federation(tmp_path, kinds=("plain",) * 3).grid()
+    strategy = grid.federation.strategy("fedavg", settings=leaving(clients="2"))
+    drive(strategy, grid, (1,))
+    grid.contexts[2002] = grid.contexts.pop(1002)
+    grid.client_of = lambda node: str(node % 1000)
+    grid.federation.kinds = ("plain", "plain", "batch-norm")
+    drive(strategy, grid, (2, 3))
+    assert strategy.record.left_out == []
+    assert [(failure.client, failure.kind) for failure in strategy.roster.failures] == [("2", "SettingError")]
+
+
+def test_a_client_left_out_that_cannot_start_is_named_and_the_others_go_on(tmp_path):
+    def refuse(client, phase):
+        if client == "2" and phase == "load":
+            raise FileNotFoundError("no data here")
+
+    outcome = Federation(tmp_path, refuse=refuse).run("local", settings=leaving(clients="2"), num_rounds=1)
+    assert [(failure.client, failure.kind) for failure in outcome.strategy.roster.failures] == [
+        ("2", "FileNotFoundError")
+    ]
+    assert [reply.client for reply in outcome.records[0].trained] == ["0", "1"]
+    assert outcome.records[0].left_out == []
+
+
 # ---- when they are evaluated ------------------------------------------------------------------------
 
 
