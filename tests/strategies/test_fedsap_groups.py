@@ -18,6 +18,7 @@ from tests.strategies.rounds_of_submodels import (
     grouped,
     groups_of,
     measured,
+    with_arrays,
 )
 
 D, G, P = 0, 1, 2
@@ -87,6 +88,27 @@ def test_a_newcomer_joins_the_nearest_group_and_gets_a_plan():
     assignment.observe(2, {"3": measured(3, NORTH), "9": measured(9, NEAR_EAST)})
     assert assignment.members["3"].group == assignment.members["1"].group
     assert assignment.members["9"].group == assignment.members["0"].group
+
+
+def test_a_newcomer_leaves_the_pools_of_all_groups_as_they_are():
+    settings = {"warmup": 0, "tau": 0.0, "global_target": 0.2, "keep_ratios": "1", "regroup_every": 50}
+    grouping = {"min_group": 1, "min_spread": 0.0, "center": False, "count": "threshold", "linkage": "components"}
+    rounds = Rounds(FedSAPParams(**settings, **grouping))
+
+    def tamper(uplink):
+        domain = np.array(EAST if uplink.client == "0" else NORTH, np.float32)
+        return with_arrays(uplink, signal=np.resize(domain, 10)) if "signal" in uplink.arrays else uplink
+
+    rounds.tamper = tamper
+    rounds.round(1, ("0", "1")), rounds.round(2, ("0", "1"))
+    assert set(rounds.members["2"].roles) == {G}
+    moved = []
+    rounds.server.shared.move_pools = moved.append
+    rounds.round(3, ("2",))
+    assert rounds.members["2"].group == rounds.members["1"].group != rounds.members["0"].group
+    assert moved == [
+        {rounds.members[client].group: {rounds.members[client].group: n} for client, n in (("0", 8), ("1", 10))}
+    ]
 
 
 def test_a_newcomer_is_ranked_by_what_is_known_of_all_others():

@@ -183,3 +183,20 @@ def test_gradients_are_means_over_the_batches_of_the_last_epoch(kind):
 
     batches = trained_by_hand(rounds, received, None, magnitudes)
     np.testing.assert_allclose(rounds.uplinks["0"].arrays["statistics/gradient"], np.mean(batches, axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("execution", ["compact", "masked"])
+def test_a_frozen_batch_norm_keeps_its_statistics_while_a_client_trains(execution):
+    rounds = Rounds(FedSAPParams(keep_ratios="0.5", execution=execution))
+    for entry, array in rounds.weights.items():
+        if entry.startswith("bn1.running"):
+            array += 1
+    update, held = rounds.update("0"), rounds.train[0]
+    for parameter in update.full.bn1.parameters():
+        parameter.requires_grad_(False)
+    downlink = rounds.server.downlink(rounds.server.clients["0"])
+    uplink = update.train(downlink, held)
+    for name in ("bn1.running_mean", "bn1.running_var", "bn1.weight"):
+        np.testing.assert_array_equal(uplink.arrays[name], downlink.arrays[name])
+    other = f"{rounds.server.graph.layers[1].norm}.running_mean"
+    assert not np.array_equal(uplink.arrays[other], downlink.arrays[other])

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedapp.client_update import EVALUATION_BATCH, ClientUpdate, LabelledSamples, Local, arrays_of, load_arrays
+from fedapp.client_update import (
+    EVALUATION_BATCH,
+    ClientUpdate,
+    LabelledSamples,
+    Local,
+    arrays_of,
+    load_arrays,
+    set_to_train,
+)
 from fedapp.functional import batch_norm
 from fedapp.functional.channels import ChannelGraph, trace
 from fedapp.functional.roles import DROPPED, unpack_roles
@@ -121,7 +129,7 @@ class FedSAPUpdate(ClientUpdate):
             self._measure_activations()
         if self._wants_signal and self.params.at == "received-model":
             self._take_signal()
-        self.model.train()
+        set_to_train(self.model)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return CE + γ times the mean squared norm of the features (Eq. 7)."""

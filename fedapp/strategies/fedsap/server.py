@@ -195,7 +195,7 @@ class FedSAP(PayloadStrategy):
         uplinks = [uplink for uplink in uplinks if uplink.num_examples]
         if not uplinks:
             return
-        before = {client: self.assignment.group_of(client) for client in self.assignment.members}
+        before = {client: member.group for client, member in self.assignment.members.items() if member.group >= 0}
         self.assignment.observe(self.record.round, {uplink.client: self._measured(uplink) for uplink in uplinks})
         joining = [
             self._joining(uplink, weight) for uplink, weight in zip(uplinks, self._weights(uplinks), strict=True)
