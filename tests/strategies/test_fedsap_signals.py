@@ -64,6 +64,21 @@ def test_gradient_signals_are_the_gradients_of_the_whole_data(signal, at, execut
         np.testing.assert_array_equal(np.isnan(rounds.members[client].signal), ~known)
 
 
+def test_frozen_weights_have_a_gradient_signal_and_still_do_not_train():
+    def signal(frozen):
+        rounds = Rounds(FedSAPParams(signal="conv1_grad", keep_ratios="0.5"))
+        update = rounds.update("0")
+        update.full.conv1.weight.requires_grad_(not frozen)
+        downlink = rounds.server.downlink(rounds.server.clients["0"])
+        uplink = update.train(downlink, rounds.train[0])
+        trained = not np.array_equal(uplink.arrays["conv1.weight"], downlink.arrays["conv1.weight"])
+        return uplink.arrays["signal"], trained
+
+    (found, trained), (expected, _) = signal(True), signal(False)
+    assert not trained
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
 def test_statistics_of_the_first_layer_are_taken_through_the_servers_whole_filters():
     rounds = Rounds(FedSAPParams(keep_ratios="0.5"))
     received = rounds.weights["conv1.weight"].copy()

@@ -205,13 +205,22 @@ def mean_gradients(
     samples: LabelledSamples,
     device: torch.device,
 ) -> Floats:
-    """Return the gradient of the mean loss over all samples for the planned part of some weights, flat and joined."""
-    totals = [torch.zeros_like(weight) for weight, _ in weights]
+    """Return the gradient of the mean loss over all samples for the planned part of some weights, flat and joined.
+
+    Weights that do not train have one, too.
+    """
+    measured = [weight for weight, _ in weights]
+    frozen = [weight for weight in measured if not weight.requires_grad]
+    totals = [torch.zeros_like(weight) for weight in measured]
+    for weight in frozen:
+        weight.requires_grad_(True)
     for start in range(0, len(samples.y), EVALUATION_BATCH):
         x = samples.x[start : start + EVALUATION_BATCH].to(device)
         y = samples.y[start : start + EVALUATION_BATCH].to(device)
-        found = torch.autograd.grad(loss(x, y), [weight for weight, _ in weights])
+        found = torch.autograd.grad(loss(x, y), measured)
         totals = [total + len(y) * gradient for total, gradient in zip(totals, found, strict=True)]
+    for weight in frozen:
+        weight.requires_grad_(False)
     parts = [_part(t, w, kept).flatten() for t, (w, kept) in zip(totals, weights, strict=True)]
     return (torch.cat(parts) / max(len(samples.y), 1)).float().cpu().numpy()
 
