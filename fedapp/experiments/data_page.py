@@ -5,7 +5,8 @@
     python -m fedapp.experiments.data_page --data-root DIR [--seeds 0,1] [--out DIR] [--page FILE] [--grid FILE]
 
 It runs the shipped grid ``data`` without the sets that are neither in the data root nor in the hub's cache (started
-again, it goes on where it was; what was absent or broke is tried again), and writes the page from what is done.
+again, it goes on where it was; what was absent or broke is tried again), and writes the page from what is done; a file
+of remarks beside the page, ``data.notes.md``, is put below its head.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def survey(names: Sequence[str], data_root: str) -> tuple[dict[str, Facts], dict
             pool = datasets.load_pool(DataSettings(dataset=name, data_root=data_root))
         except SettingError as error:
             reason = str(error).partition("; ")[0].splitlines()[0]
-            absent[name] = reason.replace(str(Path(data_root).expanduser()), "DATA-ROOT")
+            absent[name] = reason.replace(str(Path(data_root).expanduser()), "DATA-ROOT").replace("<", "\\<")
         else:
             present[name] = Facts(
                 len(pool), len(pool.class_names), max(1, len(pool.domain_names)), len(pool.client_names)
@@ -111,26 +112,36 @@ def accuracies(runs: Sequence[Run]) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Return in words where FedSAF ended ahead of ``local`` and where behind, by the mean of the last evaluations."""
-    gains = {}
-    for name, found in _by_set(runs).items():
-        local, fedsaf = ([_tail(run) for run in found if run.settings["method"] == key] for key in COMPARED[:2])
-        if local and fedsaf:
-            gains[name] = 100 * (statistics.mean(fedsaf) - statistics.mean(local))
+    """Return in words who ended ahead of ``local``, who behind, and who learnt no more than the class shares."""
+    below = [f"{name} {method}" for name, found in _by_set(runs).items() for method in COMPARED
+             if (own := _of(found, method)) and _tail(own) <= majority(own[0])]  # fmt: skip
+    lines = [
+        f"By the mean of the last {pages.TAIL} evaluations, over the seeds, in points:\n",
+        f"FedSAF against `local`: {against_local(runs, 'fedsaf')}.",
+        f"FedSAP, with another network, against `local`: {against_local(runs, 'fedsap')}.",
+        f"No better than the majority: {', '.join(below) or 'none'}.",
+        "An accuracy over a hundred test samples has a standard error of up to 5 points, and the seeds share their "
+        "samples: a difference of a few points on one set is noise.",
+    ]
+    return "\n- ".join(lines)
+
+
+def against_local(runs: Sequence[Run], method: str) -> str:
+    """Return on which data sets a method ended ahead of ``local`` and where behind, in points.
+
+    Example:
+        >>> against_local([], "fedsaf")
+        'ahead on 0, behind on 0, level on 0'
+    """
+    pairs = {name: (_of(found, "local"), _of(found, method)) for name, found in _by_set(runs).items()}
+    gains = {name: 100 * (_tail(own) - _tail(local)) for name, (local, own) in pairs.items() if local and own}
     sides = {
         "ahead": [name for name, gain in gains.items() if gain >= LEAST_GAIN],
         "behind": [name for name, gain in gains.items() if gain <= -LEAST_GAIN],
         "level": [name for name, gain in gains.items() if abs(gain) < LEAST_GAIN],
     }
     named = {side: ", ".join(f"{name} {gains[name]:+.1f}" for name in names) for side, names in sides.items()}
-    counted = ", ".join(
-        f"{side} on {len(sides[side])}" + (f" ({text})" if text else "") for side, text in named.items()
-    )
-    return (
-        f"By the mean of the last {pages.TAIL} evaluations, FedSAF against `local` on {len(gains)} data sets, in "
-        f"points: {counted}. An accuracy over a hundred test samples has a standard error of up to 5 points: "
-        "a difference of a few points on one set is noise."
-    )
+    return ", ".join(f"{side} on {len(sides[side])}" + (f" ({text})" if text else "") for side, text in named.items())
 
 
 def costs(runs: Sequence[Run]) -> str:
@@ -154,13 +165,14 @@ def majority(run: Run) -> float:
     return float(sum(tests * max(labels) / sum(labels) for tests, labels in counts) / total)
 
 
-def page_of(entries: Sequence[Entry], present: Mapping[str, Facts], absent: Mapping[str, str]) -> str:
+def page_of(entries: Sequence[Entry], present: Mapping[str, Facts], absent: Mapping[str, str], notes: str = "") -> str:
     """Return the page.
 
     Args:
         entries: The runs, done or not.
         present: The facts of the data sets that are here.
         absent: Why other data sets are not on the page.
+        notes: Remarks, put below the head.
     """
     runs = [entry.run for entry in entries if entry.run and entry.run.settings["dataset"] in present]
     undone = [f"{entry.name}: {entry.status} {entry.cause.partition(chr(10))[0]}" for entry in entries if not entry.run]
@@ -176,7 +188,7 @@ def page_of(entries: Sequence[Entry], present: Mapping[str, Facts], absent: Mapp
         ("Not done", "\n".join(f"- {line}" for line in undone)),
     ]
     wanted = sections[:-1] if not undone else sections
-    return "\n".join([head, *(f"## {title}\n\n{text}\n" for title, text in wanted)])
+    return "\n".join([head, *filter(None, [notes]), *(f"## {title}\n\n{text}\n" for title, text in wanted)])
 
 
 def make(plan: grid.Sweep, data_root: str, out: Path, page: Path) -> dict[str, str]:
@@ -194,7 +206,8 @@ def make(plan: grid.Sweep, data_root: str, out: Path, page: Path) -> dict[str, s
     outcomes = execution.execute(plan, out / plan.name, print)
     page.parent.mkdir(parents=True, exist_ok=True)
     entries = results.load(out / plan.name).entries
-    page.write_text(page_of(entries, present, {**absent, **left_out(names)}), encoding="utf-8")
+    text = page_of(entries, present, {**absent, **left_out(names)}, pages.notes(page))
+    page.write_text(text, encoding="utf-8")
     print(f"Written: {page}")
     return execution.broken(outcomes)
 
@@ -216,8 +229,13 @@ def _curve(run: Run) -> list[float]:
     return [line["accuracy"] for line in run.rounds if line["accuracy"] is not None]
 
 
-def _tail(run: Run) -> float:
-    return statistics.mean(_curve(run)[-pages.TAIL :])
+def _of(runs: Sequence[Run], method: str) -> list[Run]:
+    return [run for run in runs if run.settings["method"] == method]
+
+
+def _tail(runs: Sequence[Run]) -> float:
+    """Return the mean of the last evaluations, over runs that differ in their seed."""
+    return statistics.mean(statistics.mean(_curve(run)[-pages.TAIL :]) for run in runs)
 
 
 def _values(runs: Sequence[Run], key: str) -> str:

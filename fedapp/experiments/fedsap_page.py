@@ -165,8 +165,7 @@ def main() -> None:
     commands.sweep(
         GRIDS[2], words=[f"data-root={given.data_root}"], seeds=commands.seeds_of(given.seeds), out=given.out
     )
-    notes = Path(given.page).with_suffix(".notes.md")
-    write(Path(given.page), Path(given.out), notes.read_text(encoding="utf-8") if notes.is_file() else "")
+    write(Path(given.page), Path(given.out), pages.notes(Path(given.page)))
 
 
 if __name__ == "__main__":

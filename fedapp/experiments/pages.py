@@ -47,3 +47,9 @@ def commit() -> str:
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
                            text=True, check=False)  # fmt: skip
     return found.stdout.strip() or "unknown"
+
+
+def notes(page: Path) -> str:
+    """Return the remarks beside a page, the text of ``NAME.notes.md``; "" if there are none."""
+    path = page.with_suffix(".notes.md")
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -47,17 +47,22 @@ def test_costs_are_counted_a_round_and_processor_time_over_all_of_them():
     assert row == "| mnist | local | 0 | mlp, small-cnn | 3.5 | 2.5 | 2,000 | 1,000 |"
 
 
-def test_the_verdict_counts_who_is_ahead_by_the_mean_of_the_last_evaluations():
+def test_the_verdict_counts_who_is_ahead_by_the_mean_of_the_last_evaluations_and_who_learnt_nothing():
     runs = [
-        *(run("digits4", "local", [0.5], seed) for seed in (0, 1)),
-        *(run("digits4", "fedsaf", [value], seed) for seed, value in enumerate((0.5, 0.75))),
+        *(run("digits4", "local", [0.6], seed) for seed in (0, 1)),
+        *(run("digits4", "fedsaf", [value], seed) for seed, value in enumerate((0.6, 0.85))),
+        run("digits4", "fedsap", [0.5]),
         *(run("mnist", "local", [0.9, 0.3]), run("mnist", "fedsaf", [0.2, 0.2])),
-        *(run("cifar10", "local", [0.3]), run("cifar10", "fedsaf", [0.3004])),
-        run("pacs", "local", [0.3]),
+        *(run("cifar10", "local", [0.6]), run("cifar10", "fedsaf", [0.6004])),
+        run("pacs", "local", [0.6]),
     ]
     said = data_page.verdict(runs)
-    assert "on 3 data sets" in said
-    assert "ahead on 1 (digits4 +12.5), behind on 1 (mnist -40.0), level on 1 (cifar10 +0.0)" in said
+    assert (
+        "FedSAF against `local`: ahead on 1 (digits4 +12.5), behind on 1 (mnist -40.0), level on 1 (cifar10 +0.0)."
+        in said
+    )
+    assert "FedSAP, with another network, against `local`: ahead on 0, behind on 1 (digits4 -10.0), level on 0." in said
+    assert "No better than the majority: digits4 fedsap, mnist fedsaf." in said  # 57.5 %; mnist local: 60 %
 
 
 def test_the_page_shows_what_is_here_what_is_absent_and_what_broke():
@@ -74,11 +79,11 @@ def test_the_page_shows_what_is_here_what_is_absent_and_what_broke():
 
 def test_a_set_that_cannot_be_loaded_is_absent_for_a_reason_that_names_no_path_of_this_machine(tmp_path, monkeypatch):
     def load(settings):
-        raise SettingError(f"far was not found in {settings.data_root}/far; put it there\nor not")
+        raise SettingError(f"far was not found in {settings.data_root}/<far>; put it there\nor not")
 
     monkeypatch.setitem(datasets.DATASETS, "far", datasets.Source("far", load, "far", 3, (3, 32, 32)))
     present, absent = data_page.survey(["digits4", "far"], str(tmp_path))
-    assert absent == {"far": "far was not found in DATA-ROOT/far"}
+    assert absent == {"far": "far was not found in DATA-ROOT/\\<far>"}
     assert list(present) == ["digits4"]
     assert (present["digits4"].classes, present["digits4"].domains) == (10, 4)
 
@@ -94,7 +99,9 @@ def test_the_command_runs_what_is_not_done_and_writes_the_page(tmp_path, monkeyp
     assert "1 rounds, at most 24 samples of a client" in first
     assert str(tmp_path) not in first
     assert "| mnist | not in the grid: " in first
+    (tmp_path / "results" / "data.notes.md").write_text("Remarkable.\n")
     data_page.main(words)
     said = capsys.readouterr().out
     assert said.count("done before, skipped") == 2
-    assert page.read_text() == first
+    head, body = first.split("## Who is ahead")
+    assert page.read_text() == f"{head}Remarkable.\n\n## Who is ahead{body}"
