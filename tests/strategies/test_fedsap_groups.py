@@ -133,12 +133,32 @@ def test_absent_clients_keep_group_utility_and_signal():
 
 
 def test_signals_are_asked_for_every_so_many_rounds_from_the_first_on():
-    every_five, each = asked(regroup_every=5), asked(regroup_every=1)
+    every_five, each = asked(regroup_every=5, grouped="round"), asked(regroup_every=1, grouped="round")
     for assignment in (every_five, each):
         grouped(assignment, 1, dict.fromkeys("0123", EAST))
     assert [number for number in range(1, 13) if every_five.wants_signal("0", number)] == [1, 6, 11]
     assert [number for number in range(1, 5) if each.wants_signal("0", number)] == [1, 2, 3, 4]
     assert not asked(grouping=False).wants_signal("0", 1)
+
+
+def test_a_client_is_asked_for_its_signal_whenever_its_last_one_is_a_period_old():
+    assignment = asked(regroup_every=5)
+    assert all(assignment.wants_signal(client, 2) for client in "0123")
+    grouped(assignment, 2, dict.fromkeys("01", EAST))
+    assert [number for number in range(3, 13) if assignment.wants_signal("0", number)] == [7, 8, 9, 10, 11, 12]
+    assert assignment.wants_signal("2", 3)
+
+
+def test_clients_that_train_in_other_rounds_are_grouped_by_their_last_signals():
+    signals = {"0": EAST, "1": NORTH, "2": EAST, "3": NORTH}
+    everybody, few = asked(min_group=2, center=False), asked(min_group=2, center=False, grouped="round")
+    for assignment in (everybody, few):
+        grouped(assignment, 1, signals)
+        assert len(set(groups_of(assignment))) == 2
+        grouped(assignment, 6, {"0": EAST, "1": NORTH})
+    assert groups_of(everybody) == [0, 1, 0, 1]
+    first, second, *_ = groups_of(few)
+    assert first == second  # two clients of unlike domains make no group of at least two each
 
 
 def test_a_signal_of_zeros_is_a_group_of_its_own():

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import SettingError, closest
 from fedapp.functional import budget, grouping, roles
 from fedapp.functional import channel_statistics as measures
 from fedapp.functional.channels import ChannelGraph
 from fedapp.functional.submodel import Costs, costs, plan
 from fedapp.payload import order
-from fedapp.seeds import derive
+from fedapp.strategies.fedsap import beginning
 from fedapp.strategies.fedsap.params import FedSAPParams
 
 Floats = npt.NDArray[np.float64]
@@ -36,6 +35,7 @@ class Member:
         roles: (U,) role of every channel.
         group: Number of its pseudo-domain group; -1 before the first grouping that it was part of.
         utility: (U,) smoothed utility, NaN where never measured.
+        asked: Round in which it last sent its signal; 0 = never.
         signal: What it was grouped by last, (n,), NaN where it did not hold the entry; empty before that.
     """
 
@@ -43,6 +43,7 @@ class Member:
     roles: npt.NDArray[np.uint8]
     group: int
     utility: Floats
+    asked: int = 0
     signal: Floats = field(default_factory=lambda: np.zeros(0))
 
 
@@ -81,12 +82,12 @@ class Assignment:
         self.params = params
         self.graph = graph
         self.sets = graph.coupled(params.coupling)
-        self.exempt = _exempt(params.exempt, graph)
+        self.exempt = beginning.exempt_layers(params.exempt, graph)
         self.members: dict[str, Member] = {}
         self.dispersion: Floats = np.zeros(graph.total)
         self._measured: Bools = np.zeros(graph.total, np.bool_)
         self._known: dict[bytes, Costs] = {}
-        self._first = _first_utilities(params, graph, weights, seed)
+        self._first = beginning.first_utilities(params, graph, weights, seed)
 
     # ---- clients ---------------------------------------------------------------------------------
 
@@ -120,9 +121,16 @@ class Assignment:
         self.members = dict(sorted(self.members.items(), key=lambda item: order(item[0])))
 
     def wants_signal(self, client: str, round_number: int) -> bool:
-        """Return whether a client has to send its domain's signal: every R_d rounds, and newcomers at once."""
-        due = (round_number - 1) % self.params.regroup_every == 0
-        return self.params.grouping and (due or self.members[client].group < 0)
+        """Return whether a client has to send its domain's signal: once in R_d rounds, and newcomers at once."""
+        member = self.members[client]
+        if self.params.grouped == "all" and member.asked:
+            due = round_number - member.asked >= self.params.regroup_every
+        else:
+            due = self._regroups(round_number) or member.group < 0
+        return self.params.grouping and due
+
+    def _regroups(self, round_number: int) -> bool:
+        return (round_number - 1) % self.params.regroup_every == 0
 
     def group_of(self, client: str) -> int:
         """Return a client's group; clients that were not grouped yet share one."""
@@ -166,12 +174,13 @@ class Assignment:
 
     def _group(self, round_number: int, signals: Mapping[str, Floats]) -> None:
         for client, signal in signals.items():
-            self.members[client].signal = signal
-        if (round_number - 1) % self.params.regroup_every == 0 and signals:
-            clients = list(signals)
+            self.members[client].signal, self.members[client].asked = signal, round_number
+        everybody = self.params.grouped == "all"
+        clients = [client for client, m in self.members.items() if client in signals or (everybody and len(m.signal))]
+        if self._regroups(round_number) and clients:
             labels = self._cluster(clients)
             old = np.array([self.members[client].group for client in clients])
-            elsewhere = [m.group for c, m in self.members.items() if c not in signals]
+            elsewhere = [m.group for c, m in self.members.items() if c not in clients]
             for client, label in zip(clients, grouping.relabel(old, labels, elsewhere), strict=True):
                 self.members[client].group = int(label)
             return
@@ -343,7 +352,7 @@ class Assignment:
             known = ~np.isnan(member.utility)
             held = ~np.isnan(member.signal)
             arrays |= {
-                f"clients/{client}/numbers": np.array([member.keep_ratio, member.group], np.float64),
+                f"clients/{client}/numbers": np.array([member.keep_ratio, member.group, member.asked], np.float64),
                 f"clients/{client}/roles": member.roles,
                 f"clients/{client}/utility": np.where(known, member.utility, 0.0),
                 f"clients/{client}/utility-known": known,
@@ -363,30 +372,8 @@ class Assignment:
             client = name.removeprefix("clients/").removesuffix("/numbers")
             prefix = f"clients/{client}/"
             own = {n.removeprefix(prefix): np.asarray(array) for n, array in arrays.items() if n.startswith(prefix)}
-            ratio, group = own["numbers"]
+            ratio, group, asked = own["numbers"]
             utility = np.where(own["utility-known"], own["utility"], np.nan)
             signal = np.where(own["signal-held"], own["signal"], np.nan) if "signal" in own else np.zeros(0)
-            self.members[client] = Member(float(ratio), own["roles"], int(group), utility, signal)
+            self.members[client] = Member(float(ratio), own["roles"], int(group), utility, int(asked), signal)
         self._sort()
-
-
-def _exempt(text: str, graph: ChannelGraph) -> frozenset[int]:
-    names = [layer.name for layer in graph.layers]
-    found = set()
-    for word in filter(None, (word.strip() for word in text.split(","))):
-        matching = [name for name in names if f".{name}".endswith(f".{word}")]
-        outermost = [name for name in matching if name.count(".") == min(n.count(".") for n in matching)]
-        if not matching:
-            raise SettingError(f"mask.exempt: no convolution is called {word!r}; {closest(word, names)}")
-        if len(outermost) > 1:
-            raise SettingError(f"mask.exempt: {word!r} may be any of {', '.join(outermost)}; write the whole name")
-        found.add(names.index(outermost[0]))
-    return frozenset(found)
-
-
-def _first_utilities(params: FedSAPParams, graph: ChannelGraph, weights: Mapping[str, Any], seed: int) -> Floats:
-    """Return what ranks channels before anything was measured: l1 norms of the start's rows, or a random order."""
-    if params.warmup_init == "random":
-        return np.random.default_rng(derive(seed, "first masks")).permutation(graph.total).astype(np.float64)
-    norms = [np.abs(weights[f"{layer.name}.weight"]).reshape(layer.channels, -1).sum(axis=1) for layer in graph.layers]
-    return np.concatenate(norms).astype(np.float64)

@@ -158,6 +158,12 @@ class FedSAPParams:
         key="dga.min-spread",
         low=0,
     )
+    grouped: str = setting(
+        "all",
+        "who is grouped: all clients by their last signals, each asked once in R_d rounds, or those of this round",
+        key="dga.clients",
+        choices=("all", "round"),
+    )
     regroup_every: int = setting(5, "rounds (R_d) between groupings; the first is in round 1", key="dga.every", low=1)
     min_group: int = setting(2, "groups smaller than this join the nearest", key="dga.min-group", low=1)
     max_groups: int = setting(0, "most groups; 0 = any number", key="dga.max-groups", low=0)
@@ -215,6 +221,12 @@ class FedSAPParams:
         object.__setattr__(self, "profile", profile)
         check(self)
         ratios_of(self.keep_ratios)
+        frozen, warmup = values.get("freeze_after", 0), values.get("warmup", fields["warmup"].default)
+        if 0 < frozen < warmup:
+            raise SettingError(
+                f"mask.freeze-after = {frozen} ends before the warm-up does (warmup.rounds = {warmup}), so no role "
+                "is ever decided; freeze later, or warm up for fewer rounds"
+            )
 
 
 PAPER: dict[str, Any] = {
@@ -229,6 +241,7 @@ PAPER: dict[str, Any] = {
     "linkage": "components",
     "count": "threshold",
     "min_spread": 0.0,
+    "grouped": "round",
     "min_group": 1,
     "matching": "row",
     "weighting": "samples",

@@ -114,9 +114,10 @@ class FedSAP(PayloadStrategy):
         """Send a client its composed submodel (Eq. 9), and what it takes to measure its domain's signal if due."""
         name = client.client
         self.assignment.admit(name, self._keep_ratio(client))
-        sent = self._sent[name] = self._held(name)
+        asks = self.assignment.wants_signal(name, self.record.round)
+        sent = self._sent[name] = replace(self._held(name), asks=asks)
         arrays, settings = self._packed(sent), {"input-shape": _text(client.input_shape)}
-        if self.assignment.wants_signal(name, self.record.round):
+        if sent.asks:
             arrays |= self._first_layer()
             return Downlink(arrays, {**settings, "signal": True})
         return Downlink(arrays, settings)
@@ -170,14 +171,17 @@ class FedSAP(PayloadStrategy):
             if not (local and is_statistic(name))
         }
         measured = {name: ArraySpec((held,), "float32", optional=True) for name in (ACTIVATION, GRADIENT)}
-        return {**specs, **measured, SIGNAL: ArraySpec(("n",), "float32", optional=True)}
+        if sent.asks:
+            length = signals.length(self.params, self.graph, sent.plan)
+            measured[SIGNAL] = ArraySpec((length,), "float32", optional=True)
+        return {**specs, **measured}
 
     def check_uplink(self, uplink: Uplink) -> None:
-        """Reject an uplink of a client that trained and left something out, negative magnitudes and strange signals."""
+        """Reject an uplink of a client that trained and left something out, and negative magnitudes."""
         if not uplink.num_examples:
             return
         specs = self.uplink_specs(self.clients[uplink.client])
-        if missing := sorted(specs.keys() - uplink.arrays.keys() - {SIGNAL}):
+        if missing := sorted(specs.keys() - uplink.arrays.keys()):
             raise ValueError(f"trained, but did not send {', '.join(missing[:4])}")
         for name in (ACTIVATION, GRADIENT):
             if (uplink.arrays[name] < 0).any():
@@ -185,10 +189,6 @@ class FedSAP(PayloadStrategy):
         for name, array in uplink.arrays.items():
             if name.endswith("running_var") and (array < 0).any():
                 raise ValueError(f"{name} must be at least 0, got {array.min()}")
-        if SIGNAL in uplink.arrays:
-            expected = signals.length(self.params, self.graph, self._sent[uplink.client].plan)
-            if len(uplink.arrays[SIGNAL]) != expected:
-                raise ValueError(f"{SIGNAL} must have {expected} entries, got {len(uplink.arrays[SIGNAL])}")
 
     def aggregate(self, uplinks: Sequence[Uplink]) -> None:
         """Decide groups, masks and roles anew, then join the uploads by role (Algorithm 1, lines 8 to 18)."""

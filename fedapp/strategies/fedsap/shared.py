@@ -26,11 +26,12 @@ STATISTICS = ("running_mean", "running_var")
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client was sent: its plan, its roles (U,), and the group whose rows it trains."""
+    """What a client was sent: its plan, its roles (U,), the group whose rows it trains, whether its signal is due."""
 
     plan: Plan
     roles: Roles
     group: int
+    asks: bool = False
 
 
 @dataclass(frozen=True)
