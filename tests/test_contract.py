@@ -24,7 +24,7 @@ from tests.strategies.federation import (
 )
 
 NAMES = tuple(METHODS)
-WAIT = {"node_timeout": 0.3}
+WAIT = {"node_timeout": 20.0}
 every_method = pytest.mark.parametrize("name", NAMES)
 
 

@@ -26,7 +26,7 @@ from tests.strategies.federation import (
     worked,
 )
 
-WAIT = {"node_timeout": 0.3}
+WAIT = {"node_timeout": 20.0}
 
 
 def leaving(domain="", clients="", **changes):
