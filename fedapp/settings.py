@@ -27,7 +27,7 @@ def closest(name: str, names: Iterable[str]) -> str:
     """Return a hint that lists the valid names and the one nearest to ``name``.
 
     Example:
-        >>> closest("fedsfa", ["fedsaf", "fedavg"])
+        >>> closest("fedsaff", ["fedsaf", "fedavg"])
         'valid names: fedavg, fedsaf; did you mean fedsaf?'
     """
     valid = sorted(names)
