@@ -155,7 +155,7 @@ def keep_ratio_of(node_config: Mapping[str, Any], otherwise: float) -> float:
         0.4
         >>> keep_ratio_of({"keep-ratio": 1.5}, 0.0)
         Traceback (most recent call last):
-        fedapp.config.SettingError: keep-ratio must be in (0, 1], got 1.5; set it in this node's node-config
+        fedapp.settings.SettingError: keep-ratio must be in (0, 1], got 1.5; set it in this node's node-config
     """
     given = node_config.get("keep-ratio", otherwise)
     try:

@@ -62,7 +62,7 @@ def allowed(field: dataclasses.Field[Any]) -> str:
     Example:
         >>> from fedapp.config import DataSettings
         >>> allowed(keys(DataSettings)["train-fraction"]), allowed(keys(DataSettings)["test-split"])
-        ('> 0, <= 1', '`auto`, `native`, `client`')
+        ('> 0, <= 1', '`auto`, `native`, `shared`, `client`')
     """
     rules = field.metadata
     if rules["choices"]:

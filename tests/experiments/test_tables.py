@@ -105,7 +105,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
     run = records.read(write_run(tmp_path / "a", {"method": "local", "seed": 0}, [0.25, 0.75, 0.5]))
     assert records.measure(run) == {
         "best": 75.0, "last": 50.0, "last_ten": 50.0, "by_validation": None, "client_mean": 50.0, "client_std": 12.5,
-        "client_worst": 25.0, "mib_up": 3.5, "mib_down": 1.0, "mib_up_round": 1.0, "mib_down_round": 2.0,
+        "global_mean": None, "global_mean_last_ten": None, "client_worst": 25.0, "mib_up": 3.5, "mib_down": 1.0, "mib_up_round": 1.0, "mib_down_round": 2.0,
         "cpu_seconds": 4.5, "train_seconds": 4.5, "run_seconds": 9.0, "failures": 0.0,
     }  # fmt: skip
     assert records.curve(run) == {1: 25.0, 2: 75.0, 3: 50.0}
@@ -195,3 +195,14 @@ def test_nothing_done_is_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="nothing to draw"):
         plots.plot(results.load(tmp_path / "s"))
     assert tables.rows(results.load(tmp_path / "s"))[0].ours is None
+
+
+def test_the_mean_over_domains_is_the_consensus_where_there_is_one_else_that_of_the_clients() -> None:
+    lines = [{"domains": {"a": 0.25, "b": 0.75}}, {"domains": {"a": 0.5, "b": 1.0}}, {"domains": {}}]
+    single = records.Run(Path(), {"method": "fedavg"}, {}, lines, {})
+    assert records.METRICS["global_mean"].value(single) == 75.0
+    assert records.METRICS["global_mean_last_ten"].value(single) == 62.5
+    means = {"consensus": {"global_mean": {"best": 0.5}}, "consensus-recalibrated": {"global_mean": {"best": 0.625}}}
+    for again, expected in ((False, 50.0), (True, 62.5)):
+        run = records.Run(Path(), {"method-params.bn.recalibrate": again}, {}, lines, {"evaluations": means})
+        assert records.METRICS["global_mean"].value(run) == expected
