@@ -186,3 +186,14 @@ def test_the_paper_profile_answers_with_averaged_statistics(tmp_path):
     for reply in outcome.records[0].evaluated:
         assert reply.metrics["accuracy"] == reply.metrics["accuracy-averaged"]
         assert "accuracy-recalibrated" in reply.metrics
+
+
+def test_statistics_that_never_travel_make_no_averaged_consensus(tmp_path):
+    made = federation(tmp_path)
+    local = FedSAPParams(keep_ratios="1,0.6", bn_stats="local")
+    found = made.run("fedsap", local, num_rounds=1, held=held_by(made)).records[0].evaluations
+    assert {name for name in found if not name.startswith("deployed")} == {
+        "consensus-recalibrated",
+        "group-recalibrated",
+    }
+    assert "consensus" not in made.run("fedsap", local, num_rounds=1).records[0].evaluations

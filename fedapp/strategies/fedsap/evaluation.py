@@ -48,19 +48,21 @@ class Evaluator:
         """Return accuracies by domain of the consensus and of each domain's group model."""
         everybody = [client for client in strategy.clients if client in self.held]
         found: dict[str, dict[str, float]] = {}
-        for name, arrays in self._both(strategy.consensus(), everybody):
+        averaged = strategy.params.bn_stats != "local"  # statistics that never travel are nobody's average
+        for name, arrays in self._both(strategy.consensus(), everybody, averaged):
             found[f"consensus{name}"] = self._accuracies(arrays, self.domains)
         groups = {domain: _majority(strategy, clients) for domain, clients in self.domains.items()}
         for group in sorted(set(groups.values())):
             members = [client for client in everybody if strategy.assignment.group_of(client) == group]
             domains = {domain: self.domains[domain] for domain, number in groups.items() if number == group}
-            for name, arrays in self._both(strategy.group_model(group), members):
+            for name, arrays in self._both(strategy.group_model(group), members, averaged):
                 found.setdefault(f"group{name}", {}).update(self._accuracies(arrays, domains))
         return found
 
-    def _both(self, arrays: Arrays, clients: Sequence[str]) -> Iterable[tuple[str, Arrays]]:
+    def _both(self, arrays: Arrays, clients: Sequence[str], averaged: bool) -> Iterable[tuple[str, Arrays]]:
         """Return a model's arrays as they are, and with BatchNorm re-estimated on the clients' training samples."""
-        yield "", arrays
+        if averaged:
+            yield "", arrays
         seen = [self.held[client].train for client in clients if len(self.held[client].train.y)]
         if not seen:
             return

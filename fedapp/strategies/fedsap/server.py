@@ -126,7 +126,7 @@ class FedSAP(PayloadStrategy):
         """Send a client its submodel; where the server has no data, full devices evaluate the consensus as well."""
         self.assignment.admit(client.client, self._keep_ratio(client))
         arrays = self._packed(self._held(client.client))
-        if self.held is None and self.assignment.members[client.client].keep_ratio == 1:
+        if self._consensus_on_devices and self.assignment.members[client.client].keep_ratio == 1:
             arrays |= {CONSENSUS + name: array for name, array in self.consensus().items()}
         settings = {"input-shape": _text(client.input_shape), "recalibrate": self.params.recalibrate}
         return Downlink(arrays, settings)
@@ -137,6 +137,11 @@ class FedSAP(PayloadStrategy):
         roles = pack_roles(np.full(self.graph.total, GLOBAL, np.uint8))
         settings = {"input-shape": _text(client.input_shape), "recalibrate": self.params.recalibrate}
         return Downlink({ROLES: roles, **arrays}, settings)
+
+    @property
+    def _consensus_on_devices(self) -> bool:
+        """Whether full devices evaluate the consensus: where the server has no data, and statistics to send."""
+        return self.held is None and self.params.bn_stats != "local"
 
     def _held(self, client: str) -> Sent:
         roles = self.assignment.members[client].roles
