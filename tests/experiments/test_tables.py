@@ -105,7 +105,8 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
     run = records.read(write_run(tmp_path / "a", {"method": "local", "seed": 0}, [0.25, 0.75, 0.5]))
     assert records.measure(run) == {
         "best": 75.0, "last": 50.0, "last_ten": 50.0, "by_validation": None, "client_mean": 50.0, "client_std": 12.5,
-        "global_mean": None, "global_mean_last_ten": None, "client_worst": 25.0, "mib_up": 3.5, "mib_down": 1.0, "mib_up_round": 1.0, "mib_down_round": 2.0,
+        "global_mean": None, "global_mean_last_ten": None,
+        "client_worst": 25.0, "mib_up": 3.5, "mib_down": 1.0, "mib_up_round": 1.0, "mib_down_round": 2.0,
         "cpu_seconds": 4.5, "train_seconds": 4.5, "run_seconds": 9.0, "failures": 0.0,
     }  # fmt: skip
     assert records.curve(run) == {1: 25.0, 2: 75.0, 3: 50.0}
