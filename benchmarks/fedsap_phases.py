@@ -33,20 +33,21 @@ IMAGES, EPOCHS, EVERY, SHAPE = 256, 10, 5, (3, 32, 32)
 TRAINING = "local training"
 
 
-def client(keep_ratio: float, signal: str, images: int) -> FedSAPUpdate:
+def client(keep_ratio: float, signal: str, images: int, model: str = "resnet10-cifar-quarter") -> FedSAPUpdate:
     """Return a client that has received its submodel and is about to train."""
     torch.manual_seed(0)
-    model = models.build("resnet10-cifar-quarter", num_classes=10, input_shape=SHAPE, feature_dim=128)
-    graph = trace(model, SHAPE)
+    width = models.MODELS[model].native_dim or 128
+    network = models.build(model, num_classes=10, input_shape=SHAPE, feature_dim=width)
+    graph = trace(network, SHAPE)
     generator = np.random.default_rng(1)
     active = np.zeros(graph.total, np.bool_)
     for part in graph.slices:
-        width = part.stop - part.start
-        active[part.start + generator.permutation(width)[: max(1, round(keep_ratio * width))]] = True
+        size = part.stop - part.start
+        active[part.start + generator.permutation(size)[: max(1, round(keep_ratio * size))]] = True
     samples = Samples(torch.randn(images, *SHAPE), torch.randint(10, (images,)))
     settings = TrainingSettings(batch_size=64, local_epochs=EPOCHS, momentum=0.9, weight_decay=5e-4, device="cpu")
-    update = FedSAPUpdate(FedSAPParams(signal=signal), Local("0", model, 10, settings, samples=lambda: samples))
-    full = {name: array for name, array in arrays_of(model).items() if name in graph.entries}
+    update = FedSAPUpdate(FedSAPParams(signal=signal), Local("0", network, 10, settings, samples=lambda: samples))
+    full = {name: array for name, array in arrays_of(network).items() if name in graph.entries}
     first = {FIRST + "weight": full[f"{graph.layers[0].name}.weight"]}
     arrays = {**gather(plan(graph, active), full), **first}
     arrays[ROLES] = pack_roles(np.where(active, GLOBAL, DROPPED).astype(np.uint8))

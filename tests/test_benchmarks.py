@@ -14,6 +14,7 @@ FIGURES = {
     "data": "crop and flip, images a second",
     "fedproto_round": "ours / bare",
     "fedsap_phases": "all, bn_stats amortised / local training",
+    "fedsap_upload": "keep 0.2:",
     "local_engine": "allocated MB a round",
     "recording": "recording / round, CPU",
     "report": "comparison of four runs: time",
@@ -32,4 +33,4 @@ def test_a_smoke_run_prints_the_table(name):
     finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert finished.returncode == 0, finished.stderr
     assert FIGURES[name] in finished.stdout
-    assert "minimum" in finished.stdout
+    assert "minimum" in finished.stdout or name == "fedsap_upload"  # bytes do not vary
