@@ -3,9 +3,10 @@
 Measured: CPU time for one round's arithmetic on resnet18-cifar (11.2 M parameters), ten clients with keep ratios 1,
 0.8, 0.6, 0.4 and 0.2, twice. Every convolution's active channels are drawn at random for each client, without coupling;
 a tenth of the channels is Private, in four groups. "extract" composes the rows and columns of each
-client's plan (Eq. 9), "aggregate" is Eq. 8 entry by entry. The yardstick: `weighted_mean` over ten full models.
+client's plan (Eq. 9), "aggregate" is Eq. 8 entry by entry (`agg.entry=entry`, profile `edge`), "whole rows" completes every
+upload with what was sent (`row`, profile `paper`). The yardstick: `weighted_mean` over ten full models.
 
-Target: both together at most twice the yardstick.
+Target: extract and aggregate together at most twice the yardstick.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedapp import models
 from fedapp.functional.aggregation import weighted_mean
 from fedapp.functional.channels import ChannelGraph, trace
 from fedapp.functional.submodel import Plan, plan
-from fedapp.functional.type_matched import Rows, Upload, compose, type_matched_mean
+from fedapp.functional.type_matched import Matching, Rows, Upload, compose, type_matched_mean
 
 SHAPE = (3, 32, 32)
 KEEP_RATIOS = (1.0, 0.8, 0.6, 0.4, 0.2) * 2
@@ -73,15 +74,17 @@ class Server:
             for client, its_plan in enumerate(self.plans)
         ]
 
-    def aggregate(self, arrays: list[Arrays]) -> None:
-        """Average what the clients send."""
+    def aggregate(self, arrays: list[Arrays], matching: Matching = "entry") -> None:
+        """Average what the clients send; whole rows are completed with what was sent, which is composed anew."""
         for name, array in self.shared.items():
             uploads = []
             for client, (its_plan, weight) in enumerate(zip(self.plans, WEIGHTS, strict=True)):
                 rows, columns = (*its_plan.index[name], None, None)[:2]
-                private = self.private[name] if rows is None else self.private[name][rows]
-                uploads.append(Upload(arrays[client][name], rows, columns, private, client % GROUPS, weight))
-            type_matched_mean(array, self.pools[name], uploads)
+                group, private = client % GROUPS, self.private[name]
+                whole = compose(array, self.pools[name].get(group), private, rows) if matching == "row" else None
+                mine = private if rows is None else private[rows]
+                uploads.append(Upload(arrays[client][name], rows, columns, mine, group, weight, whole))
+            type_matched_mean(array, self.pools[name], uploads, matching)
 
 
 def measure(server: Server, repeats: int) -> Timing:
@@ -92,11 +95,16 @@ def measure(server: Server, repeats: int) -> Timing:
             "weighted mean": lambda: weighted_mean(full, WEIGHTS),
             "extract": server.extract,
             "aggregate": lambda: server.aggregate(compact),
+            "aggregate whole rows": lambda: server.aggregate(compact, "row"),
         },
         repeats,
     )
-    both = [sum(pair) for pair in zip(timing.seconds["extract"], timing.seconds["aggregate"], strict=True)]
-    return Timing({**timing.seconds, "both": both})
+    seconds = timing.seconds
+    both = {
+        f"extract and {name}": [sum(pair) for pair in zip(seconds["extract"], seconds[name], strict=True)]
+        for name in ("aggregate", "aggregate whole rows")
+    }
+    return Timing({**seconds, **both})
 
 
 def main() -> None:
@@ -107,10 +115,11 @@ def main() -> None:
     state = model.state_dict()
     server = Server(graph, {name: state[name].numpy() for name in graph.entries})
     timing = measure(server, repeats=2 if quick else 15)
-    names = ("weighted mean", "extract", "aggregate")
+    names = ("weighted mean", "extract", "aggregate", "aggregate whole rows")
     rows = [(f"{name}, ms", *(f"{ms:.1f}" for ms in timing.milliseconds(name)), "") for name in names]
-    ratio = (f"{ratio:.2f}" for ratio in timing.ratio("both", "weighted mean"))
-    rows.append(("extract and aggregate / weighted mean", *ratio, "<= 2.00"))
+    for what, target in (("extract and aggregate", "<= 2.00"), ("extract and aggregate whole rows", "")):
+        ratio = (f"{ratio:.2f}" for ratio in timing.ratio(what, "weighted mean"))
+        rows.append((f"{what} / weighted mean", *ratio, target))
     print_table(HEADER, rows)
 
 

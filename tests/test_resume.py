@@ -115,6 +115,16 @@ def test_a_cut_run_ends_bit_equal(
     assert outcome(folder) == outcome(uncut[method])
 
 
+def test_a_cut_run_of_the_literal_fedsap_ends_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    literal = {"method-params": f"profile=paper {PARAMS['fedsap']}"}
+    whole = run(config(tmp_path / "whole", "fedsap", "run", **literal))
+    with monkeypatch.context() as power:
+        cut_after_recording(3, power)
+        with pytest.raises(PowerCutError):
+            run(config(tmp_path / "cut", "fedsap", "run", **literal))
+    assert outcome(runner.resume(tmp_path / "cut" / "run", engine="local")) == outcome(whole)
+
+
 def test_a_broken_newest_checkpoint_gives_way_to_the_one_before(
     uncut: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
