@@ -2,9 +2,9 @@
 
 Measured: CPU time for one round's arithmetic on resnet18-cifar (11.2 M parameters), ten clients with keep ratios 1,
 0.8, 0.6, 0.4 and 0.2, twice. Every convolution's active channels are drawn at random for each client, without coupling;
-a tenth of the channels is Private, in four groups. "extract" composes the rows and columns of each
-client's plan (Eq. 9), "aggregate" is Eq. 8 entry by entry (`agg.entry=entry`, profile `edge`), "whole rows" completes every
-upload with what was sent (`row`, profile `paper`). The yardstick: `weighted_mean` over ten full models.
+a tenth of the channels is Private, in four groups. "extract" composes the rows and columns of each client's plan
+(Eq. 9), "aggregate" is Eq. 8 entry by entry (`agg.entry=entry`, profile `edge`), "whole rows" completes every upload
+with what was sent (`row`, profile `paper`). The yardstick: `weighted_mean` over ten full models.
 
 Target: extract and aggregate together at most twice the yardstick.
 """
