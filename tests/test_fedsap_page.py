@@ -73,3 +73,9 @@ def test_the_page_of_results_names_the_choice_that_was_changed():
     assert fedsap_page.choices(entries).splitlines()[2:] == [
         "| fedsap `edge` | `util.scope=client` | 0 | 75.0 | 75.0 | 75.0 |"
     ]
+
+
+def test_the_dense_reference_is_called_what_it_is():
+    dense = {"budget.keep-ratios": "1", "sgp.tri-state": False}
+    assert fedsap_page.label(made("fedsap", profile="edge", **dense)) == "dense averaging (FedAvg by `fedsap`)"
+    assert "width-scaled" in fedsap_page.label(made("fedsap", **{"sgp.tri-state": False}))

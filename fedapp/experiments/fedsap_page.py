@@ -19,7 +19,7 @@ from fedapp.experiments import commands, pages, results
 from fedapp.experiments.records import PARAMS, Run
 from fedapp.experiments.results import Entry
 
-GRIDS = ("fedsap-grouping", "fedsap-choices", "fedsap-digits-offline")
+GRIDS = ("fedsap-grouping", "fedsap-choices", "fedsap-digits-offline", "fedsap-digits-dense")
 CHOSEN = (
     *(f"{PARAMS}.{key}" for key in ("util.scope", "agg.weight", "sgp.global-target", "mask.coupling", "sgp.tri-state")),
     "min-local-steps",
@@ -35,8 +35,8 @@ EVALUATIONS = (
 AT_ROUNDS = (1, 2, 3, 5, 8, 10, 15)
 HEAD = """# FedSAP, measured
 
-Made by `python -m fedapp.experiments.fedsap_page` from the grids `fedsap-digits-offline`, `fedsap-grouping` and
-`fedsap-choices` (`fedapp/experiments/configs/`), on {processors}; page made at commit {commit}. These are not the
+Made by `python -m fedapp.experiments.fedsap_page` from the grids `fedsap-digits-offline`, `fedsap-digits-dense`,
+`fedsap-grouping` and `fedsap-choices` (`fedapp/experiments/configs/`), on {processors}; page made at commit {commit}. These are not the
 paper's data: MNIST-M and rendered digits stand in for SVHN and SYN, and the network has a quarter of ResNet-10's width,
 so no number here can be held against the paper's tables. Accuracies are per cent. `consensus` is one model for
 everybody; `group` serves each domain with its pseudo-domain's Private channels; `deployed` is each client's own
@@ -60,6 +60,8 @@ def label(run: Run) -> str:
     profile = run.settings.get("method-params.profile")
     words = run.settings["method"] + (f" `{profile}`" if profile else "")
     single = run.settings.get("method-params.sgp.tri-state") in (False, "false")
+    if single and str(run.settings.get("method-params.budget.keep-ratios")) == "1":
+        return "dense averaging (FedAvg by `fedsap`)"
     return f"{words}, one path, nested (width-scaled)" if single else words
 
 
@@ -137,7 +139,8 @@ def grouping(runs: Sequence[Run]) -> str:
 def write(page: Path, out: Path, notes: str = "") -> None:
     """Write the page from what the sweeps have done so far."""
     entries = [results.load(out / name).entries for name in GRIDS]
-    signals, changed, methods = ([entry.run for entry in found if entry.run] for found in entries)
+    signals, changed, methods, dense = ([entry.run for entry in found if entry.run] for found in entries)
+    methods += dense
     sections: list[tuple[str, Callable[[Sequence[Run]], str], Sequence[Run]]] = [
         ("Accuracy over the rounds", over_rounds, methods),
         ("Single domains", by_domain, methods),
@@ -160,11 +163,11 @@ def main() -> None:
     parser.add_argument("--out", default="fedapp-runs", help="folder of the runs")
     parser.add_argument("--page", default="results/fedsap.md", help="the page to write")
     given = parser.parse_args()
-    commands.sweep(GRIDS[0], out=given.out)
-    commands.sweep(GRIDS[1], out=given.out)
-    commands.sweep(
-        GRIDS[2], words=[f"data-root={given.data_root}"], seeds=commands.seeds_of(given.seeds), out=given.out
-    )
+    seeds, words = commands.seeds_of(given.seeds), [f"data-root={given.data_root}"]
+    for name in GRIDS[:2]:
+        commands.sweep(name, out=given.out)
+    for name in GRIDS[2:]:
+        commands.sweep(name, words=words, seeds=seeds, out=given.out)
     write(Path(given.page), Path(given.out), pages.notes(Path(given.page)))
 
 
