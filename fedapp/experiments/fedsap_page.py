@@ -38,9 +38,9 @@ HEAD = """# FedSAP, measured
 Made by `python -m fedapp.experiments.fedsap_page` from the grids `fedsap-digits-offline`, `fedsap-digits-dense`,
 `fedsap-grouping` and `fedsap-choices` (`fedapp/experiments/configs/`), on {processors}; page made at commit {commit}.
 These are not the paper's data: MNIST-M and rendered digits stand in for SVHN and SYN, and the network has a quarter of
-ResNet-10's width, so no number here can be held against the paper's tables. Accuracies are per cent. `consensus` is one model for
-everybody; `group` serves each domain with its pseudo-domain's Private channels; `deployed` is each client's own
-submodel on its own domain. "re-estimated" means that BatchNorm's statistics were measured anew in one pass over
+ResNet-10's width, so no number here can be held against the paper's tables. Accuracies are per cent. `consensus` is one
+model for everybody; `group` serves each domain with its pseudo-domain's Private channels; `deployed` is each client's
+own submodel on its own domain. "re-estimated" means that BatchNorm's statistics were measured anew in one pass over
 training samples before the evaluation. "tail" is the mean of the last {tail} evaluations; best-over-rounds is a choice
 made on the test set. Grouping and choices ran on the built-in digits (200 images a client; 72 to 300) with
 `small-resnet`.
