@@ -101,6 +101,7 @@ def _plural(unit: str) -> str:
 def draw(held: Holdings) -> Any:
     """Return a figure: a disc for what a client holds of a class, and of a domain, its area the samples."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     panels = [("class", held.classes, held.class_names)]
     if held.domain_names:
@@ -114,6 +115,7 @@ def draw(held: Holdings) -> Any:
         rows, columns = np.nonzero(counts)
         panel.scatter(columns, rows, s=160 * counts[rows, columns] / counts.max(), color="#0072B2", linewidths=0)
         panel.set(xlabel=unit, ylabel="client", xlim=(-0.7, len(names) - 0.3), ylim=(len(counts) - 0.3, -0.7))
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
         if len(names) <= 2 * MOST_COLUMNS:
             panel.set_xticks(range(len(names)), names, rotation=90)
         panel.set_title(f"largest: {counts.max()} samples", fontsize=8)
