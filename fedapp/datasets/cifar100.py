@@ -1,4 +1,9 @@
-"""CIFAR-100: 60,000 photographs of 32x32 in 100 classes, local copy or hub."""
+"""CIFAR-100: 60,000 photographs of 32x32 in 100 classes, local copy or hub.
+
+Krizhevsky, Learning multiple layers of features from tiny images, technical report, University of Toronto, 2009; no
+licence stated: for research. On the hub ``uoft-cs/cifar100``, columns ``img`` (32x32 RGB), ``fine_label`` (the classes
+here) and ``coarse_label`` (unused), 50,000 + 10,000. A sample is float32 (3, 32, 32).
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedapp.config import DataSettings, SettingError
 from fedapp.datasets.base import Ints
+from fedapp.datasets.partition import larger_alphas
 
 TRIES = 10
 LABEL, CLIENT, ROW = "label", "client", "row"
@@ -192,7 +193,7 @@ def _works(make: Callable[[Task, int], Any], task: Task, count: int) -> bool:
 def _advise_dirichlet(task: Task) -> str:
     sizes = [_smallest(task, task.settings.dirichlet_alpha, seed) for seed in range(TRIES)]
     ways = [f"min-partition-size to at most {max(sizes)}"] if max(sizes) else []
-    for larger in task.settings.dirichlet_alpha * 2.0 ** np.arange(1, 15):
+    for larger in larger_alphas(task.settings.dirichlet_alpha):
         if min(_smallest(task, larger, seed) for seed in range(3)) >= task.least:
             ways.append(f"dirichlet-alpha to at least {larger:g}")
             break

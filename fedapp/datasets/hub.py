@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ SPLITS = ("train", "test")
 CHUNK = 250
 MOST_THREADS = 4
 FORMATS = ("PNG", "WEBP", "JPEG")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,7 @@ def _download(repository: Repository, data_root: str) -> Splits:
     way_out = f"put {files} into <data-root>/{repository.id} and set data-root"
     if not repository.on_hub:
         raise SettingError(f"{repository.name} was not found in {tried}, and the hub has no such repository; {way_out}")
+    logger.warning("%s: not in %s, so %s is taken from the hub", repository.name, tried, repository.id)
     try:
         loaded: Splits = datasets.load_dataset(repository.id, repository.config or None)
     except Exception as error:  # whatever the hub's client raises: its HTTP library has changed before
@@ -318,5 +322,5 @@ def _picture(repository: Repository, cell: Any, place: int) -> Bytes:
             if repository.resize and shown.size != size:
                 shown = shown.resize(size, Image.Resampling.BILINEAR)
             return np.asarray(shown).reshape(repository.shape)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # of corrupt images Pillow raises much, SyntaxError among it
         raise SettingError(f"{repository.name}: image {place} cannot be read: {error}; copy it again") from error

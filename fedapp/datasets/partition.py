@@ -18,6 +18,7 @@ Ints = NDArray[np.int64]
 Seed = int | np.random.RandomState
 
 DIRICHLET_TRIES = 200
+LEAST_ALPHA, EVEN_ALPHA = 0.0005, 10_000
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,17 @@ def papers_min_size(num_samples: int, num_clients: int) -> float:
     return min(10 / (1 - 0.75), num_samples / num_clients / 2)
 
 
+def larger_alphas(alpha: float) -> list[float]:
+    """Return concentrations to advise in place of one that is too small, by doubling, up to nearly even shares.
+
+    Example:
+        >>> [round(larger, 3) for larger in larger_alphas(1e-6)][:3], larger_alphas(4000.0)
+        ([0.001, 0.002, 0.004], [8000.0, 16000.0])
+    """
+    doubled = max(alpha, LEAST_ALPHA) * 2.0 ** np.arange(1, 26)
+    return [float(larger) for larger in doubled if larger < 2 * EVEN_ALPHA]
+
+
 def split_random(indices: Ints, train_fraction: float, rng: np.random.RandomState) -> tuple[Ints, Ints]:
     """Split a share at random into train and test, exactly as scikit-learn's ``train_test_split`` does.
 
@@ -320,11 +332,14 @@ def _group(order: list[Ints], counts: list[Ints], num_clients: int) -> list[Ints
 def _dirichlet_advice(members: list[Ints], num_clients: int, alpha: float, least: float, best: int) -> str:
     """Say what failed and which least size or alpha would do."""
     ways = [f"min-partition-size to at most {best}"] if best else []
-    for larger in alpha * 2.0 ** np.arange(1, 15):
-        tries = (_draw(members, num_clients, larger, np.random.RandomState(seed))[2] for seed in range(3))
-        if min(tries) >= least:
+    larger, smallest = alpha, 0
+    for larger in larger_alphas(alpha):
+        smallest = min(_draw(members, num_clients, larger, np.random.RandomState(seed))[2] for seed in range(3))
+        if smallest >= least:
             ways.append(f"dirichlet-alpha to at least {larger:g}")
             break
+    if not ways and smallest:
+        ways.append(f"min-partition-size to {smallest} and dirichlet-alpha to {larger:g}")
     total = sum(map(len, members))
     advice = f"set {' or '.join(ways)}, or use fewer clients" if ways else "use fewer clients"
     return (

@@ -102,6 +102,7 @@ def pretrained(name: str) -> dict[str, Tensor]:
     from torchvision import models as zoo
 
     weights = zoo.get_model_weights(PRETRAINED[name]).DEFAULT
+    _say(f"init-from = torchvision: {weights.url} is fetched unless torch's cache {torch.hub.get_dir()} has it")
     try:
         found: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:

@@ -135,6 +135,7 @@ def test_offline_without_a_copy_names_both_places_and_the_way_out(
     assert place in answer.stdout
     assert "nor on the hub as uoft-cs/cifar100" in answer.stdout
     assert "set data-root, or allow access to the hub" in answer.stdout
+    assert "so uoft-cs/cifar100 is taken from the hub" in answer.stderr
     assert answer.stdout.count("\n") == 1
 
 

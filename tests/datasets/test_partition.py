@@ -100,7 +100,9 @@ def test_a_thousand_clients_are_served_within_two_seconds(num_classes: int) -> N
     assert_disjoint_and_complete(shares, 60_000)
 
 
-@pytest.mark.parametrize(("num_clients", "alpha", "least"), [(20, 0.1, 50), (100, 0.1, 10), (20, 0.01, 10)])
+@pytest.mark.parametrize(
+    ("num_clients", "alpha", "least"), [(20, 0.1, 50), (100, 0.1, 10), (20, 0.01, 10), (20, 1e-6, 10)]
+)
 def test_infeasible_dirichlet_ends_and_what_its_error_names_works(num_clients: int, alpha: float, least: int) -> None:
     labels = np.arange(1797) % 10
     with pytest.raises(SettingError, match=r"tries; set .*use fewer clients") as caught:
@@ -111,6 +113,16 @@ def test_infeasible_dirichlet_ends_and_what_its_error_names_works(num_clients: i
         assert min(map(len, partition.dirichlet(labels, num_clients, alpha, named, seed=1))) >= named
     named_alpha = float(words[words.index("dirichlet-alpha") + 4])
     assert min(map(len, partition.dirichlet(labels, num_clients, named_alpha, least, seed=1))) >= least
+
+
+def test_where_no_alpha_is_enough_a_least_size_and_an_alpha_that_go_together_are_named() -> None:
+    labels = np.arange(900) % 10
+    with pytest.raises(SettingError, match="tries; set min-partition-size to") as caught:
+        partition.dirichlet(labels, 150, 0.01, min_size=6, seed=1)
+    words = str(caught.value).replace(",", "").split()
+    named = int(words[words.index("min-partition-size") + 2])
+    alpha = float(words[words.index("dirichlet-alpha") + 2])
+    assert min(map(len, partition.dirichlet(labels, 150, alpha, named, seed=1))) >= named > 0
 
 
 def test_least_size_beyond_the_even_share_is_refused_at_once() -> None:

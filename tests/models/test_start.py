@@ -156,6 +156,7 @@ def test_torchvisions_weights_come_from_its_cache_and_leave_its_classifier_out(t
         model = prepared("resnet18", init_from="torchvision")
     assert torch.equal(model.extractor.layer4[1].conv2.weight, donor.layer4[1].conv2.weight)
     assert "entries left out: fc.weight, fc.bias" in caplog.text
+    assert f"is fetched unless torch's cache {tmp_path} has it" in caplog.text
 
 
 @pytest.mark.parametrize("name", start.PRETRAINED)

@@ -171,6 +171,8 @@ def _stacked(column: Column, where: Where, bad: BadRows) -> Encoded:
     """Stack lists of numbers of the most frequent shape; others are bad rows."""
     vectors = [_vector(cell) for cell in column]
     shapes = [vector.shape for vector in vectors if vector is not None]
+    if not shapes:
+        raise SettingError("the column of lists holds no list of finite numbers; name another one in columns")
     shape = max(shapes, key=shapes.count)
     kept = np.asarray([vector is not None and vector.shape == shape for vector in vectors], dtype=np.bool_)
     for row in np.flatnonzero(~kept).tolist():

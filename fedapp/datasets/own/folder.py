@@ -1,7 +1,8 @@
 """The data set ``folder``: images under ``<domain or client>/<class>/``, or under ``<class>/``.
 
 A folder ``train`` beside a folder ``test`` at the top makes them the data set's own parts. Grey images become RGB, all
-are resized to ``image-size``. The top folder names the domain, or the client where ``client-column`` is set.
+are resized to ``image-size``; files and folders whose names begin with a dot are left out. The top folder names the
+domain, or the client where ``client-column`` is set.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def load(settings: DataSettings) -> Pool:
         SettingError: If there are no images in that layout, or one cannot be read and bad rows stop.
     """
     root = root_of(settings)
-    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    images_in = [path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+    files = sorted(path for path in images_in if not any(part[0] == "." for part in path.relative_to(root).parts))
     places = [path.relative_to(root).parts[:-1] for path in files]
     parted = {place[0] for place in places if place} == PARTS
     places = [place[parted:] for place in places]

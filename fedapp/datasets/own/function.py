@@ -36,8 +36,8 @@ def load(settings: DataSettings) -> Pool:
     """
     name = settings.own.data_callable
     made = _called(name, settings.data_root)
-    inputs = _inputs(np.asarray(made["inputs"]), name)
-    columns = {key: np.asarray(made[key]) for key in COLUMNS if made.get(key) is not None}
+    inputs = _inputs(_array(made, "inputs", name), name)
+    columns = {key: _array(made, key, name) for key in COLUMNS if key == "labels" or made.get(key) is not None}
     for key, column in columns.items():
         if column.shape != (len(inputs),):
             raise SettingError(
@@ -86,6 +86,13 @@ def _called(name: str, root: str) -> Mapping[str, Any]:
             f"inputs, labels and, if need be, {', '.join(KEYS[2:])}"
         )
     return made
+
+
+def _array(made: Mapping[str, Any], key: str, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(made[key])
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors on a GPU or with a gradient
+        raise SettingError(f"{name} returned {key} that are no array: {error}; return arrays or tensors") from error
 
 
 def _inputs(array: NDArray[Any], name: str) -> NDArray[Any]:

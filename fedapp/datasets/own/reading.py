@@ -179,12 +179,12 @@ def as_text(value: Any) -> str:
     """Return a cell as a name: "" for a missing one, 1 and 1.0 alike.
 
     Example:
-        >>> as_text(1.0), as_text(" cat "), as_text(None), as_text(float("nan"))
-        ('1', 'cat', '', '')
+        >>> as_text(1.0), as_text(" cat "), as_text(None), as_text(float("nan")), as_text(float("inf"))
+        ('1', 'cat', '', '', 'inf')
     """
     if value is None or value != value:
         return ""
-    if isinstance(value, float | np.floating) and value == int(value):
+    if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
     return str(value).strip()
 

@@ -147,7 +147,7 @@ def _read_csv(root: Path, bad: BadRows) -> Table:
     if not lines:
         raise SettingError(f"{files[0]} holds no row; fill it, or say where your data lie with data-root")
     cells = np.asarray(lines, dtype=object)
-    cells[np.isin(cells.astype(np.str_), list(MISSING))] = None
+    cells[np.frompyfunc(MISSING.__contains__, 1, 1)(cells).astype(np.bool_)] = None  # a np.str_ array is all as wide
     where = np.asarray(place, dtype=np.int64)
     columns = {name: cells[:, index] for index, name in enumerate(header)}
     return Table(columns, files, where[:, 0], where[:, 1], "line")

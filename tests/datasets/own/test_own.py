@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_folders_train_and_test_are_the_parts(tmp_path: Path) -> None:
     made = nodes(settings("folder", tmp_path, client_column="folder"))
     assert_third_lacks_dogs(made)
     assert [(len(node.train), len(node.test)) for node in made] == [(8, 8), (8, 8), (4, 4)]
+
+
+def test_hidden_files_and_folders_are_no_classes(tmp_path: Path) -> None:
+    write_images(tmp_path, {".": ["cat", "dog", ".ipynb_checkpoints"]})
+    (tmp_path / "cat" / "._0.png").write_bytes(b"no image")
+    pool = load_pool(settings("folder", tmp_path))
+    assert (len(pool), pool.class_names) == (8, ("cat", "dog"))
 
 
 def test_folder_of_mixed_depth_is_an_error(tmp_path: Path) -> None:
@@ -251,6 +259,16 @@ def test_texts_of_a_csv_become_token_ids_over_agreed_or_given_words(tmp_path: Pa
     assert pool.inputs[:3].tolist() == [[1, 3, 1], [1, 2, 1], [1, 3, 0]]
 
 
+def test_one_long_text_does_not_make_all_cells_long(tmp_path: Path) -> None:
+    write_csv(tmp_path / "texts.csv", [("word " * 20_000, "cat"), *[("a dog", "dog")] * 500], ("text", "label"))
+    tracemalloc.start()
+    pool = load_pool(settings("csv", tmp_path))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(pool) == 501
+    assert most < 50e6  # a fixed-width array of the cells would take 400 MB
+
+
 # ---- parquet and data sets on disk ---------------------------------------------------------------
 
 
@@ -299,6 +317,10 @@ def test_bad_rows_of_parquet_are_named(tmp_path: Path) -> None:
     assert f"{path}, row 1: it holds no finite numbers of shape (2,)" in message(settings("parquet", tmp_path))
     pool = load_pool(settings("parquet", tmp_path, bad_rows="skip"))
     assert pool.inputs.tolist() == [[1, 2], [7, -8]]
+    pd.DataFrame({"x": [[None], [None]], "label": [0, 1]}).to_parquet(path)
+    assert "holds no list of finite numbers" in message(settings("parquet", tmp_path))
+    pd.DataFrame({"age": [1.0, float("inf")], "label": [0, 1]}).to_parquet(path)
+    assert f"{path}, row 1: 'inf' in column 'age' is no number" in message(settings("parquet", tmp_path))
     cells = [{"bytes": picture(1), "path": None}, {"bytes": b"no image", "path": None}, None]
     pd.DataFrame({"image": cells, "label": ["cat", "dog", "dog"]}).to_parquet(path)
     assert f"{path}, row 1: the image cannot be read" in message(settings("parquet", tmp_path))
@@ -348,6 +370,9 @@ def test_callable_of_images_and_of_tokens(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("return 3", "returned int; it must return (inputs, labels)"),
         ("return np.zeros((2, 3)), [1]", "returned labels of shape (1,) for 2 inputs; return one each"),
+        ("return np.zeros((2, 3)), None", "returned labels of shape () for 2 inputs; return one each"),
+        ("return [[1.0, 2.0], [1.0]], [0, 1]", "returned inputs that are no array: setting an array element"),
+        ("return torch.zeros(2, 3, requires_grad=True), [0, 1]", "returned inputs that are no array: Can't call numpy"),
         ("return np.array(['a']), [1]", "returned inputs (1,) of <U1; return images as"),
         ("return np.full((1, 2), np.nan), [1]", "row 0: it holds values that are not finite"),
         ("return np.ones((1, 2), int), [1]", "returned token ids 1 to 1 and vocabulary None"),
