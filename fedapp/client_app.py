@@ -35,7 +35,12 @@ def load(context: Context) -> node.Setup:
     """
     config = _config(tuple(sorted(context.run_config.items())))
     plugins.load(config.plugins)
-    alone = "data-path" in context.node_config and lookup(datasets.DATASETS, config.data.dataset, "data set").own
+    alone = "data-path" in context.node_config
+    if alone and not lookup(datasets.DATASETS, config.data.dataset, "data set").own:
+        raise SettingError(
+            f"data-path in the node-config is for data of the user's own, and dataset is {config.data.dataset}; set "
+            f"dataset to one of {', '.join(own.SOURCES)}, or leave data-path out"
+        )
     index, count = (0, 1) if alone and "partition-id" not in context.node_config else _position(context)
     data, announced = _alone(config, context) if alone else (_shared(config, index, count), "")
     group = models_of(config.method, config.models)

@@ -19,7 +19,7 @@ environment.require()
 
 import torch  # noqa: E402
 
-from fedapp import datasets, models, paths, plugins, tiers, tracking  # noqa: E402
+from fedapp import augment, datasets, models, paths, plugins, tiers, tracking  # noqa: E402
 from fedapp.checkpoints import Checkpointer, ModelKeeper, alone_in, newest  # noqa: E402
 from fedapp.config import HARMLESS, RunConfig, SettingError, flatten, lookup, parse, split_pairs  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
@@ -133,13 +133,14 @@ def check(config: RunConfig) -> tuple[Method, Any]:
     """Check every name in the settings and return the method and its parameters.
 
     Raises:
-        SettingError: For an unknown method, parameter, model, data set or tracker, a malformed device tier, or a
-            plugin or tracker that cannot be imported.
+        SettingError: For an unknown method, parameter, model, data set, augmentation or tracker, a malformed
+            device tier, or a plugin or tracker that cannot be imported.
     """
     plugins.load(config.plugins)
     models.resolve(models_of(config.method, config.models))
     lookup(datasets.DATASETS, config.data.dataset, "data set")
     paths.existing(config.data.data_root, "data-root")
+    augment.parse(config.training.augment)
     tiers.read(config.device_tiers)
     tracking.check(config.track)
     method = lookup(METHODS, config.method, "method")

@@ -74,6 +74,11 @@ def test_other_input_columns_end_the_run_before_it_begins(tmp_path: Path) -> Non
         start(grid)
 
 
+def test_a_data_path_beside_a_data_set_of_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NodesMissingError, match="dataset is digits4; set dataset to one of folder, csv"):
+        start(federation(tmp_path, DEVICES, {}, dataset="digits4"))
+
+
 def test_scaling_by_rows_that_no_device_sees_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NodesMissingError, match="a device sees its own only; set client or none"):
         start(federation(tmp_path, DEVICES, {}, scaling="global"))

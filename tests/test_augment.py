@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedapp import config, server_app
 from fedapp.augment import Augmentation, augment, parse
 from fedapp.settings import SettingError
 
@@ -81,3 +82,8 @@ def test_same_generator_gives_the_same_images_and_none_the_batch_itself() -> Non
 def test_samples_that_are_no_images_are_an_error() -> None:
     with pytest.raises(SettingError, match=r"needs images, .* got samples of shape \(200,\)"):
         augment(torch.zeros(3, 200), Augmentation(flip=True), generator())
+
+
+def test_a_misspelt_augmentation_is_refused_before_a_run_begins() -> None:
+    with pytest.raises(SettingError, match=r"unknown augmentation 'crp'.*did you mean crop"):
+        server_app.check(config.parse(config.RunConfig, {"augment": "crp"}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedapp import plugins, tiers, tracking
+from fedapp import augment, plugins, tiers, tracking
 from fedapp.config import lookup, parse, split_pairs
 from fedapp.doctor.base import Case
 from fedapp.strategies import METHODS
@@ -14,6 +14,7 @@ def look(case: Case) -> str:
     plugins.load(config.plugins)
     case.method = method = lookup(METHODS, config.method, "method")
     parse(method.strategy.params_type, split_pairs(config.method_params), what=f"{config.method} parameter")
+    augment.parse(config.training.augment)
     tiers.read(config.device_tiers)
     tracking.check(config.track)
     return f"method {config.method}, {config.num_server_rounds} rounds, {case.clients} clients"

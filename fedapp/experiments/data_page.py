@@ -42,7 +42,8 @@ How to read it:
   best / last / mean of the last {tail} evaluations. The best is a choice made on the test samples. `local` trains each
   client alone. FedSAP (profile `edge`) deploys each client's own submodel, BatchNorm re-estimated.
 - `local` and `fedsaf` train several architectures, dealt out in turn; FedSAP needs one network for all, so its column
-  compares with theirs in cost and in that it runs, not in accuracy.
+  compares with theirs in cost and in that it runs, not in accuracy. It prunes convolutions:
+  texts and bags of words have no such run.
 - "majority" is what always answering each client's most frequent class would score, by its training labels. An
   accuracy near it means that nothing was learnt but the class shares.
 - Seconds are wall clock on a machine that other work shared; CPU seconds are those of the clients' training.

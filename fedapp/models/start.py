@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import logging
-import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,8 +66,8 @@ def read(path: Path) -> dict[str, Tensor]:
         raise SettingError(f"init-from: {path} is not a file; give the absolute path of a checkpoint, or torchvision")
     try:
         found = _read(path)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # a file that is no pickle makes torch raise KeyError, IndexError and others
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise SettingError(
             f"init-from: {path} cannot be read: {reason}; save the model with safetensors' save_file, or with "
             "torch.save(model.state_dict(), path)"

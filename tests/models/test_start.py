@@ -117,6 +117,8 @@ def test_a_users_own_model_starts_from_a_checkpoint(tmp_path):
         (None, "is not a file; give the absolute path"),
         (b"not a checkpoint", "cannot be read"),
         (torch.ones(3), "is no mapping from names to tensors"),
+        (b"hello\n", "cannot be read: .*save the model with"),
+        (b"age,label\n1,cat\n", "cannot be read: .*save the model with"),
         ({"a": 1}, "is no mapping from names to tensors"),
         ({"strange": torch.ones(3)}, "has no entry of model 'mlp'; it holds strange, the model has extractor.1.weight"),
         ({"1.weight": torch.ones(2, 2)}, r"extractor.1.weight \(2, 2\), not \(256, 768\)"),
