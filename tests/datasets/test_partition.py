@@ -93,9 +93,9 @@ def test_least_size_zero_means_the_papers_rule() -> None:
 
 @pytest.mark.parametrize("num_classes", [10, 100])
 def test_a_thousand_clients_are_served_within_two_seconds(num_classes: int) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     shares = partition.dirichlet(np.arange(60_000) % num_classes, 1000, 0.1, min_size=1, seed=1)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert min(map(len, shares)) >= 1
     assert_disjoint_and_complete(shares, 60_000)
 
