@@ -26,6 +26,7 @@ from fedapp.config import DataSettings, SettingError
 from fedapp.datasets import hub
 from fedapp.datasets.base import Bytes, Pool, Source
 from fedapp.datasets.cache import Arrays, cached_arrays
+from fedapp.datasets.own.pictures import square
 
 VERSION = 1
 SIDE = 32
@@ -119,12 +120,9 @@ def _syn(files: Mapping[Path, tuple[int, bool]]) -> Arrays:
 
 
 def _picture(path: Path) -> Bytes:
-    from PIL import Image
-
     try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-    except OSError as error:
+        return square(path, SIDE)
+    except Exception as error:  # of corrupt files Pillow raises much, SyntaxError among it
         raise SettingError(f"{path} cannot be read: {error}; copy it again") from error
 
 

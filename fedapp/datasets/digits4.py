@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.config import DataSettings
-from fedapp.datasets import rendered
+from fedapp.datasets import digits, rendered
 from fedapp.datasets.base import Bools, Bytes, Ints, Pool, Source
 from fedapp.datasets.cache import Arrays, cached_arrays
+from fedapp.datasets.digits import CLASSES
 
 VERSION = 1
 SEED = 4
 SIDE = 32
-CLASSES = 10
 DOMAINS = ("optical", "mnist", "mnistm", "rendered")
 TEST_FRACTION = 0.25
 RENDERED_PER_CLASS = 200
@@ -85,15 +85,7 @@ def load(settings: DataSettings) -> Pool:
         8,797 images of 32x32x3 in four domains.
     """
     made = arrays()
-    return Pool(
-        inputs=made["images"],
-        labels=made["labels"],
-        class_names=tuple(map(str, range(CLASSES))),
-        domains=made["domains"],
-        domain_names=DOMAINS,
-        is_test=made["is_test"],
-        native_split_only=True,
-    )
+    return digits.pool_of(made, DOMAINS)
 
 
 def _generator(stream: int) -> np.random.RandomState:

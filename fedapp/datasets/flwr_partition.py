@@ -11,13 +11,14 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError
 from fedapp.datasets.base import Ints
-from fedapp.datasets.partition import larger_alphas
+from fedapp.datasets.partition import ways_out
 
 TRIES = 10
 LABEL, CLIENT, ROW = "label", "client", "row"
@@ -191,14 +192,9 @@ def _works(make: Callable[[Task, int], Any], task: Task, count: int) -> bool:
 
 
 def _advise_dirichlet(task: Task) -> str:
-    sizes = [_smallest(task, task.settings.dirichlet_alpha, seed) for seed in range(TRIES)]
-    ways = [f"min-partition-size to at most {max(sizes)}"] if max(sizes) else []
-    for larger in larger_alphas(task.settings.dirichlet_alpha):
-        if min(_smallest(task, larger, seed) for seed in range(3)) >= task.least:
-            ways.append(f"dirichlet-alpha to at least {larger:g}")
-            break
-    advice = f"set {' or '.join(ways)}, or use fewer clients" if ways else "use fewer clients"
     alpha = task.settings.dirichlet_alpha
+    best = max(_smallest(task, alpha, seed) for seed in range(TRIES))
+    advice = ways_out(partial(_smallest, task), alpha, task.least, best)
     return f"alpha {alpha:g} gave no try in which every client holds {task.least} samples; {advice}"
 
 

@@ -7,6 +7,7 @@ generator, whose stream is frozen for good; a function that takes ``seed`` accep
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -329,19 +330,34 @@ def _group(order: list[Ints], counts: list[Ints], num_clients: int) -> list[Ints
     return np.split(samples, np.cumsum(np.bincount(owners, minlength=num_clients))[:-1])
 
 
-def _dirichlet_advice(members: list[Ints], num_clients: int, alpha: float, least: float, best: int) -> str:
-    """Say what failed and which least size or alpha would do."""
+def ways_out(smallest: Callable[[float, int], int], alpha: float, least: float, best: int) -> str:
+    """Return which least size or alpha would make a Dirichlet partition feasible.
+
+    Args:
+        smallest: Draws with an alpha and a seed, and returns the smallest client's samples.
+        alpha: The alpha that failed.
+        least: The least size asked for.
+        best: The largest smallest client of the tries.
+    """
     ways = [f"min-partition-size to at most {best}"] if best else []
-    larger, smallest = alpha, 0
+    larger, found = alpha, 0
     for larger in larger_alphas(alpha):
-        smallest = min(_draw(members, num_clients, larger, np.random.RandomState(seed))[2] for seed in range(3))
-        if smallest >= least:
+        found = min(smallest(larger, seed) for seed in range(3))
+        if found >= least:
             ways.append(f"dirichlet-alpha to at least {larger:g}")
             break
-    if not ways and smallest:
-        ways.append(f"min-partition-size to {smallest} and dirichlet-alpha to {larger:g}")
-    total = sum(map(len, members))
-    advice = f"set {' or '.join(ways)}, or use fewer clients" if ways else "use fewer clients"
+    if not ways and found:
+        ways.append(f"min-partition-size to {found} and dirichlet-alpha to {larger:g}")
+    return f"set {' or '.join(ways)}, or use fewer clients" if ways else "use fewer clients"
+
+
+def _dirichlet_advice(members: list[Ints], num_clients: int, alpha: float, least: float, best: int) -> str:
+    """Say what failed and which least size or alpha would do."""
+
+    def smallest(larger: float, seed: int) -> int:
+        return _draw(members, num_clients, larger, np.random.RandomState(seed))[2]
+
+    total, advice = sum(map(len, members)), ways_out(smallest, alpha, least, best)
     return (
         f"no Dirichlet partition with alpha {alpha:g} of {total} samples over {num_clients} clients gave every client "
         f"at least {math.ceil(least)} samples in {DIRICHLET_TRIES} tries; {advice}"

@@ -107,7 +107,7 @@ def test_deployed_models_are_measured_by_the_clients_and_averaged_by_domain(meas
     right = dict.fromkeys("ab", 0.0)
     for index, client in enumerate(made.clients):
         roles = strategy.assignment.members[client].roles
-        arrays = strategy.shared.full(strategy._held(client))
+        arrays = strategy.shared.full(roles, strategy.assignment.group_of(client))
         model = loaded(arrays)
         for layer, part in zip(strategy.graph.layers, strategy.graph.slices, strict=True):
             mask = torch.from_numpy(roles[part] > 0).float().view(-1, 1, 1)

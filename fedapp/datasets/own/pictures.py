@@ -64,7 +64,7 @@ def _decode(cells: Sequence[Cell], side: int, where: Where, policy: str) -> Arra
     reasons: list[str] = []
     for position, cell in enumerate(cells):
         try:
-            images[position - len(broken)] = _square(cell, side)
+            images[position - len(broken)] = square(cell, side)
         except Exception as error:  # of corrupt files Pillow raises much, SyntaxError among it
             reason = f"the image cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             BadRows(policy).add(where(position), reason)
@@ -77,7 +77,7 @@ def _decode(cells: Sequence[Cell], side: int, where: Where, policy: str) -> Arra
     }
 
 
-def _square(cell: Cell, side: int) -> Bytes:
+def square(cell: Cell, side: int) -> Bytes:
     """Open one image as RGB and resize it."""
     from PIL import Image
 

@@ -246,10 +246,11 @@ class Assignment:
             client: self._active(rankings[client], member.keep_ratio, importance, round_number)
             for client, member in self.members.items()
         }
-        union = np.any(list(actives.values()), axis=0)
+        common = self._roles(np.any(list(actives.values()), axis=0)) if self.params.role_scope == "global" else None
         for client, active in actives.items():
-            scope = union if self.params.role_scope == "global" else active
-            decided = self._roles(scope) if self.members[client].group >= 0 else np.full_like(active, roles.GLOBAL, int)
+            decided = self._roles(active) if common is None else common
+            if self.members[client].group < 0:
+                decided = np.full_like(decided, roles.GLOBAL)
             self.members[client].roles = np.where(active, decided, roles.DROPPED).astype(np.uint8)
 
     def _roles(self, active: Bools) -> npt.NDArray[np.uint8]:

@@ -206,7 +206,7 @@ class FedSAP(PayloadStrategy):
             self._joining(uplink, weight) for uplink, weight in zip(uplinks, self._weights(uplinks), strict=True)
         ]
         if self.params.matching == "row":
-            joining = [replace(one, rows_sent=self.shared.full(one.sent)) for one in joining]
+            joining = [replace(one, rows_sent=self.shared.full(one.sent.roles, one.sent.group)) for one in joining]
         self.shared.move_pools(self._moves(before))
         self.shared.join(joining)
 
@@ -265,7 +265,7 @@ class FedSAP(PayloadStrategy):
         held = [m.roles for c, m in self.assignment.members.items() if self.assignment.group_of(c) == group]
         private = np.any([roles == PRIVATE for roles in held], axis=0) if held else np.zeros(self.graph.total, bool)
         roles = np.where(private, PRIVATE, DROPPED).astype(np.uint8)
-        return self.shared.full(Sent(plan(self.graph, np.ones(self.graph.total, np.bool_)), roles, group))
+        return self.shared.full(roles, group)
 
     def evaluations(self, uplinks: Sequence[Uplink]) -> dict[str, dict[str, float]]:
         """Return accuracies by domain of the consensus, the groups' models and the deployed models."""

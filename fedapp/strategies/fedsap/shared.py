@@ -93,10 +93,10 @@ class SharedModel:
             for name, array in self.arrays.items()
         }
 
-    def full(self, held: Sent) -> dict[str, npt.NDArray[Any]]:
-        """Return the full-width model of which a client holds a part."""
+    def full(self, roles: Roles, group: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the full-width model of which a client of a group holds a part, under its roles (U,)."""
         return {
-            name: type_matched.compose(array, self.pools.get(name, {}).get(held.group), self._private(name, held.roles))
+            name: type_matched.compose(array, self.pools.get(name, {}).get(group), self._private(name, roles))
             for name, array in self.arrays.items()
         }
 
