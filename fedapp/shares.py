@@ -1,12 +1,14 @@
 """Keeps with a run who held which samples: index lists into the data set, in ``partition.npz``.
 
-The file holds ``client_<i>_train``, ``_test`` and ``_validation`` for every client, int64 indices into the pool. A run
-that is continued checks that the data are still shared out as they were.
+The file holds ``client_<i>_train``, ``_test`` and ``_validation`` for every client, int64 indices into the pool, and
+under ``pool`` a fingerprint of what they point into. A run that is continued checks that both are as they were.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +24,8 @@ from fedapp.memory import write_atomically
 from fedapp.strategies import PayloadStrategy
 from fedapp.strategies.records import RoundRecord
 
-FILE = "partition.npz"
+FILE, POOL = "partition.npz", "pool"
+READ_WHOLE = 16 * 2**20  # bytes of inputs; of a larger pool, rows at even distances make the fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -43,23 +46,32 @@ class ShareKeeper:
         """Write the lists, or compare them with those of the run that is continued.
 
         Raises:
-            SettingError: If the data are shared out otherwise than they were.
+            SettingError: If the data are shared out otherwise than they were, or are others.
         """
         clients = max((info.num_clients for info in strategy.clients.values()), default=0)
         try:
             settings = replace(self.settings, data_root=paths.existing(self.settings.data_root, "data-root"))
             lists = _lists(datasets.load_shares(settings, clients))
+            held = fingerprint(datasets.load_pool(settings))
         except SettingError as error:  # the clients found their data: where the server cannot, only the file is missed
             logger.warning("who holds what is not kept: %s", error)
             return
         if not self.path.exists():
             sink = io.BytesIO()
-            np.savez_compressed(sink, **lists)
+            np.savez_compressed(sink, **lists, **{POOL: np.asarray(held)})
             write_atomically(self.path, sink.getvalue())
-        elif differ := _differences(lists, load(self.path)):
+            return
+        kept = _read(self.path)
+        before = str(kept.pop(POOL, held))
+        if differ := _differences(lists, kept):
             raise SettingError(
                 f"the data are not shared out as {self.path} says ({differ[0]} and {len(differ) - 1} more differ) "
                 "since the data set has changed; restore it, or start a new run"
+            )
+        if before != held:
+            raise SettingError(
+                f"{settings.dataset}: samples, labels or their names are not those that this run began with "
+                f"({self.path} holds another fingerprint); restore the data, or start a new run"
             )
 
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
@@ -71,6 +83,27 @@ class ShareKeeper:
 
 def load(path: Path) -> dict[str, NDArray[np.int64]]:
     """Return the index lists of a file by their names."""
+    return {name: array for name, array in _read(path).items() if name != POOL}
+
+
+def fingerprint(pool: datasets.Pool) -> str:
+    """Return a SHA-256 of a pool: names, labels, domains, clients and inputs, of a large pool a sample of the inputs.
+
+    Example:
+        >>> pool = datasets.Pool(np.zeros((2, 3), np.float32), np.array([0, 1]), ("a", "b"))
+        >>> other = replace(pool, inputs=np.array([[0, 0, 0], [0, 0, 1]], np.float32))
+        >>> fingerprint(pool) == fingerprint(replace(pool)), fingerprint(pool) == fingerprint(other)
+        (True, False)
+    """
+    named = [pool.class_names, pool.domain_names, pool.client_names, pool.columns, sorted(pool.categories.items())]
+    digest = hashlib.sha256(json.dumps([named, pool.inputs.shape, str(pool.inputs.dtype)]).encode())
+    step = max(1, -(-pool.inputs.nbytes // READ_WHOLE))
+    for array in (pool.labels, pool.domains, pool.clients, pool.is_test, pool.inputs[::step]):
+        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as kept:
         return dict(kept)
 

@@ -1,5 +1,6 @@
 """A run keeps who held which samples, and a continued one holds to it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import fedapp
 from fedapp import datasets, shares
-from fedapp.config import DataSettings, SettingError
+from fedapp.config import DataSettings, OwnDataSettings, SettingError
 
 SETTINGS = {"partition": "dirichlet", "dirichlet_alpha": 1.0, "samples_per_client": 30}
 SMALL = {"clients": 2, "rounds": 1, "models": "mlp", "feature_dim": 8, "local_epochs": 1, "report": False}
@@ -37,3 +38,41 @@ def test_changed_data_are_refused_when_a_run_is_continued(tmp_path: Path) -> Non
     keeper.on_start(Strategy(2))
     with pytest.raises(SettingError, match="restore it, or start a new run"):
         keeper.on_start(Strategy(3))
+
+
+def _table(root: Path, cell: str) -> DataSettings:
+    """Write a table of two classes, and return the settings that read it."""
+    rows = [f"{'ab'[row % 2]},{row}" for row in range(39)] + [f"b,{cell}"]
+    (root / "own.csv").write_text("label,x\n" + "\n".join(rows) + "\n")
+    datasets._pool.cache_clear()
+    datasets._shares.cache_clear()
+    own = OwnDataSettings(label_column="label")
+    return DataSettings(dataset="csv", data_root=str(root / "own.csv"), partition="iid", own=own)
+
+
+def test_one_changed_cell_of_ones_own_data_is_noticed_although_the_lists_are_equal(tmp_path: Path) -> None:
+    strategy = type("Strategy", (), {"clients": {"0": type("Info", (), {"num_clients": 2})}})
+    before = _table(tmp_path, "1")
+    shares.ShareKeeper(tmp_path, before).on_start(strategy)
+    shares.ShareKeeper(tmp_path, before).on_start(strategy)
+    changed = _table(tmp_path, "2")
+    with pytest.raises(SettingError, match="samples, labels or their names are not those that this run began with"):
+        shares.ShareKeeper(tmp_path, changed).on_start(strategy)
+
+
+def test_a_file_without_a_fingerprint_as_an_earlier_version_wrote_it_is_taken_at_its_lists(tmp_path: Path) -> None:
+    strategy = type("Strategy", (), {"clients": {"0": type("Info", (), {"num_clients": 2})}})
+    keeper = shares.ShareKeeper(tmp_path, _table(tmp_path, "1"))
+    keeper.on_start(strategy)
+    np.savez(tmp_path / shares.FILE, **shares.load(tmp_path / shares.FILE))
+    keeper.on_start(strategy)
+
+
+def test_a_large_pool_is_told_by_rows_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = np.arange(40, dtype=np.float32).reshape(10, 4)
+    pool = datasets.Pool(inputs, np.zeros(10, np.int64), ("a",))
+    monkeypatch.setattr(shares, "READ_WHOLE", inputs.nbytes // 2)
+    changed = [inputs.copy() for _ in range(2)]
+    changed[0][4], changed[1][5] = -1, -1
+    found = [shares.fingerprint(replace(pool, inputs=one)) == shares.fingerprint(pool) for one in changed]
+    assert found == [False, True]  # every second row is read
