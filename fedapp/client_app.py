@@ -66,6 +66,7 @@ def load(context: Context) -> node.Setup:
         companion=build,
         training=config.training,
         domain=data.domain or "",
+        owner=data.owner or "",
         shared_init=config.shared_init,
         vocabulary=data.vocabulary,
         announced=announced,

@@ -136,6 +136,12 @@ class TrainingSettings:
     clip_norm: float = setting(0.0, "clip the gradient's norm to this; 0 = off", low=0)
     batch_size: int = setting(100, "samples in a batch", low=1)
     local_epochs: int = setting(5, "passes over the local training data in a round", low=1)
+    newcomer_epochs: int = setting(
+        5,
+        "passes of a client that takes no part (leave-domain, leave-clients) over its training data, with a model of "
+        "its own from the start, before it is evaluated by the name left-out-adapted; 0 = it is not",
+        low=0,
+    )
     min_local_steps: int = setting(
         0, "least optimiser steps of a client in a round; a client with few samples passes over them more often", low=0
     )
@@ -166,7 +172,10 @@ class ServerSettings:
         "domains, separated by commas, whose clients take no part in training; what a newcomer reaches on them is "
         "evaluated by the name left-out",
     )
-    leave_clients: str = setting("", "ids of clients, separated by commas, that take no part likewise")
+    leave_clients: str = setting(
+        "",
+        "clients that take no part likewise, by their names in the data (client-column) or else their ids, with commas",
+    )
 
     def __post_init__(self) -> None:
         check(self)

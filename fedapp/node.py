@@ -27,6 +27,7 @@ from fedapp.memory import ClientMemory, digest
 from fedapp.payload import ClientInfo, Instruction, Uplink, layout
 from fedapp.seeds import derive, seeded
 from fedapp.strategies import METHODS
+from fedapp.strategies.held_out import ADAPTED, is_newcomer
 from fedapp.wire import pack_info, pack_uplink, unpack_instruction
 
 MODEL, STATE = "model/", "state/"
@@ -53,6 +54,7 @@ class Setup:
         companion: Builds an auxiliary model by name, for methods that need one.
         training: The common training settings.
         domain: Name of the domain, "" if there is none.
+        owner: The name that the data give this client, "" if none; only a simulation tells the server.
         shared_init: True if clients of one architecture start from the same weights.
         memory: Folder for what this node keeps between rounds; ``~/.fedapp`` if None.
         tier: The simulated device; by default the machine itself.
@@ -74,6 +76,7 @@ class Setup:
     companion: Callable[[str], nn.Module] | None = None
     training: TrainingSettings = field(default_factory=TrainingSettings)
     domain: str = ""
+    owner: str = ""
     shared_init: bool = False
     memory: Path | None = None
     tier: tiers.Tier = field(default_factory=tiers.Tier)
@@ -110,7 +113,7 @@ def client_app(load: Callable[[Context], Setup]) -> ClientApp:
             info = introduce(instruction, setup)
             if simulated(context):
                 counts = torch.bincount(setup.train.y, minlength=setup.num_classes)
-                info = replace(info, label_counts=tuple(counts.tolist()))
+                info = replace(info, label_counts=tuple(counts.tolist()), owner=setup.owner)
         except Exception as error:  # the server reports it under this client's name
             info = ClientInfo(client_id(context), error=f"{type(error).__name__}: {error}")
         announced = int(context.node_config.get("num-partitions", 0))
@@ -205,8 +208,25 @@ def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
             update.metrics = {}
         uplink = update.evaluate(instruction.downlink, setup.test)
         uplink = replace(uplink, metrics={**uplink.metrics, **held_out})
-    seconds = {"evaluate-seconds": time.perf_counter() - started, "cpu-seconds": time.process_time() - processor}
-    return replace(uplink, metrics={**uplink.metrics, **seconds})
+    evaluated = time.perf_counter()
+    adapted = _adapted(instruction, setup) if update.adapts and is_newcomer(instruction.downlink) else {}
+    seconds = {"evaluate-seconds": evaluated - started, "cpu-seconds": time.process_time() - processor}
+    if adapted:
+        seconds["newcomer-seconds"] = time.perf_counter() - evaluated
+    return replace(uplink, metrics={**uplink.metrics, **adapted, **seconds})
+
+
+def _adapted(instruction: Instruction, setup: Setup) -> dict[str, float]:
+    """Train as a client does that joins in this round, from its first weights, and measure that; nothing is kept."""
+    epochs = setup.training.newcomer_epochs
+    if not epochs or not len(setup.test.y):
+        return {}
+    setup = replace(setup, training=replace(setup.training, local_epochs=epochs))
+    with _random_streams(instruction, setup, "train"):
+        update, _ = _update(instruction, setup, before=0)
+        update.train(instruction.downlink, setup.train)
+        found = update.measure(update.model, setup.test)
+    return {f"{ADAPTED}{name}": value for name, value in found.items()}
 
 
 def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
@@ -280,7 +300,7 @@ def _check_fit(setup: Setup, features: Tensor, scores: Tensor) -> None:
 
 
 def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[ClientUpdate, ClientMemory]:
-    """Build the client's half of the method on the model as it was kept before round ``before``."""
+    """Build the client's half of the method on the model as it was kept before round ``before``; 0 = on a new one."""
     torch.set_num_threads(setup.training.torch_threads)
     method = lookup(METHODS, instruction.method, "method")
     params = parse(method.strategy.params_type, split_pairs(instruction.params), what=f"{method.name} parameter")
@@ -291,7 +311,7 @@ def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[Client
         model = _skeletons[setup.model_key]
         model.zero_grad(set_to_none=True)
     else:
-        kept = memory.load(before=before)
+        kept = memory.load(before=before) if before else None
         model = _model(setup, instruction.seed, kept if method.update.own_shapes or kept is None else {})
     local = Local(
         client=setup.client,

@@ -84,6 +84,7 @@ class ClientInfo:
         num_examples: Training samples.
         num_test: Test samples.
         domain: Name of its domain, "" if there is none.
+        owner: In a simulation, the name that the data give it (``client-column``), "" if none or several.
         vocabulary: Number of token ids of texts, 0 if samples are not texts.
         tier: Name of its simulated device tier, "" if there is none.
         keep_ratio: Share of a model's channels that it can hold, in (0, 1]; 0 if it leaves that to the server.
@@ -104,6 +105,7 @@ class ClientInfo:
     num_examples: int = 0
     num_test: int = 0
     domain: str = ""
+    owner: str = ""
     vocabulary: int = 0
     tier: str = ""
     keep_ratio: float = 0.0

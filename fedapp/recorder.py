@@ -37,7 +37,7 @@ COLUMNS = (
     "round", "client", "domain", "model", "trained", "train_examples", "train_loss", "test_examples", "accuracy",
     "prototype_accuracy", "test_loss", "payload_down", "payload_up", "header_down", "header_up",
     "evaluate_payload_down", "evaluate_payload_up", "evaluate_header_down", "evaluate_header_up", "load_seconds",
-    "train_seconds", "save_seconds", "evaluate_seconds", "failure",
+    "train_seconds", "save_seconds", "evaluate_seconds", "failure", "name",
 )  # fmt: skip
 PACKAGES = ("fedapp", "flwr", "torch", "torchvision", "numpy", "ray", "datasets", "scikit-learn")
 
@@ -168,7 +168,7 @@ class Recorder:
         rows = list(csv.reader(_whole_lines(self.folder / "clients.csv")))
         if rows:
             text = io.StringIO()
-            csv.writer(text).writerows([rows[0], *(row for row in rows[1:] if row and int(row[0]) <= completed)])
+            csv.writer(text).writerows([COLUMNS, *(row for row in rows[1:] if row and int(row[0]) <= completed)])
             write_atomically(self.folder / "clients.csv", text.getvalue().encode())
 
     def _add_failures(self, number: int, failures: Sequence[Any]) -> None:
@@ -259,6 +259,7 @@ class Recorder:
                 },
                 "evaluate_seconds": test.metrics.get("evaluate-seconds") if test else "",
                 "failure": "; ".join(failed[client]),
+                "name": info.owner,
             }
             rows.append([values.get(column, "") for column in COLUMNS])
         return rows
@@ -336,6 +337,7 @@ def _new_folder(config: RunConfig) -> tuple[str, Path]:
 def _described(info: ClientInfo) -> dict[str, Any]:
     return {
         "model": info.model,
+        **({"name": info.owner} if info.owner else {}),
         "domain": info.domain,
         "train-examples": info.num_examples,
         "test-examples": info.num_test,

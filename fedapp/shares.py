@@ -58,7 +58,7 @@ class ShareKeeper:
             return
         if not self.path.exists():
             sink = io.BytesIO()
-            np.savez_compressed(sink, **lists, **{POOL: np.asarray(held)})
+            np.savez_compressed(sink, **{**lists, POOL: held})
             write_atomically(self.path, sink.getvalue())
             return
         kept = _read(self.path)

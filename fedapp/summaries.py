@@ -16,6 +16,16 @@ def number_of(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def called(client: str, name: str | None) -> str:
+    """Return what to call a client: its id, with its name in the data if it has one.
+
+    Example:
+        >>> called("0", "berlin"), called("1", None)
+        ('0 (berlin)', '1')
+    """
+    return f"{client} ({name})" if name else client
+
+
 def over_rounds(values: Sequence[float | None]) -> dict[str, float | None]:
     """Return best, last and the mean of the last ten of a value over the rounds; None where there is nothing.
 

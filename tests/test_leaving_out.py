@@ -143,3 +143,20 @@ def test_a_cut_run_that_leaves_clients_out_ends_bit_equal(
 def test_a_domain_that_nobody_holds_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"leave-domain = 'renderd'.*valid names: .*did you mean rendered"):
         fedapp.run("local", clients=4, rounds=1, leave_domain="renderd", out=tmp_path, **QUICK)
+
+
+def test_clients_that_the_data_name_are_left_out_and_shown_by_these_names(tmp_path: Path) -> None:
+    cities = ("berlin", "oslo", "rome")
+    rows = [f"{cities[row % 3]},{'ab'[row // 3 % 2]},{row % 7}" for row in range(60)]
+    (tmp_path / "own.csv").write_text("city,label,x\n" + "\n".join(rows) + "\n")
+    own = {"dataset": "csv", "data_root": str(tmp_path / "own.csv"), "client_column": "city"}
+    result = fedapp.run(
+        "local", clients=3, rounds=1, models="mlp", feature_dim=8, out=tmp_path, leave_clients="oslo", **own
+    )
+    described = yaml.safe_load((result.folder / "config.yaml").read_text())
+    assert {client: about["name"] for client, about in described["clients"].items()} == {"0": "berlin", "2": "rome"}
+    assert {client: about["name"] for client, about in described["left-out"].items()} == {"1": "oslo"}
+    assert dict(zip(result.clients["client"], result.clients["name"], strict=True)) == {"0": "berlin", "2": "rome"}
+    page = Page(write_report(result.folder).read_text(encoding="utf-8"))
+    assert "Client 1 (oslo) took no part in training." in page.text
+    assert "0 (berlin)" in page.text

@@ -170,7 +170,6 @@ def _shares(source: Source, settings: DataSettings, num_clients: int) -> tuple[S
 def _node(pool: Pool, shares: Sequence[Share], index: int, scope: str) -> NodeData:
     share = shares[index]
     held = np.concatenate([share.train, share.validation, share.test])
-    domains = [] if pool.domains is None else np.unique(pool.domains[held]).tolist()
     scale = _scale(pool, [share] if scope == "client" else shares, scope)
     train = _samples(pool, share.train, scale)
     return NodeData(
@@ -180,7 +179,8 @@ def _node(pool: Pool, shares: Sequence[Share], index: int, scope: str) -> NodeDa
         num_classes=len(pool.class_names),
         input_shape=tuple(train.x.shape[1:]),
         class_names=pool.class_names,
-        domain=pool.domain_names[domains[0]] if len(domains) == 1 else None,
+        domain=pool.domain_of(held),
+        owner=pool.owner_of(held),
         label_counts=np.bincount(pool.labels[share.train], minlength=len(pool.class_names)).astype(np.int64),
         vocabulary=pool.vocabulary,
     )

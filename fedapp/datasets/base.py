@@ -59,6 +59,19 @@ class Pool:
         """Return N, the number of samples."""
         return len(self.labels)
 
+    def domain_of(self, rows: Ints) -> str | None:
+        """Return the domain that all samples of some rows share, if they share one."""
+        return _only(self.domains, self.domain_names, rows)
+
+    def owner_of(self, rows: Ints) -> str | None:
+        """Return the name of the natural client that all samples of some rows are of, if they are of one."""
+        return _only(self.clients, self.client_names, rows)
+
+
+def _only(numbers: Ints | None, names: tuple[str, ...], rows: Ints) -> str | None:
+    found = [] if numbers is None else np.unique(numbers[rows]).tolist()
+    return names[found[0]] if len(found) == 1 else None
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -90,6 +103,7 @@ class NodeData:
         class_names: The name of every class.
         domain: The name of the domain if all samples of the node share one, else None.
         label_counts: Training samples of every class, int64 (C,).
+        owner: The name of the natural client if all samples of the node are of one, else None.
         vocabulary: Number of token ids of texts, 0 if samples are not texts.
     """
 
@@ -101,6 +115,7 @@ class NodeData:
     class_names: tuple[str, ...]
     domain: str | None
     label_counts: Ints
+    owner: str | None = None
     vocabulary: int = 0
 
     @property

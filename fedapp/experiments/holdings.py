@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedapp import datasets, paths, plugins
 from fedapp.config import DataSettings, RunConfig, parse
 from fedapp.experiments.tables import Table
+from fedapp.summaries import called
 
 Counts = NDArray[np.int64]
 MOST_COLUMNS = 16
@@ -30,6 +31,7 @@ class Holdings:
         class_names: The name of every class.
         domains: Samples of every domain, int (K, D); D is 0 for a data set without domains.
         domain_names: The name of every domain.
+        clients: What every client is called: its id, with its name in the data if it has one.
     """
 
     title: str
@@ -38,6 +40,7 @@ class Holdings:
     class_names: tuple[str, ...]
     domains: Counts
     domain_names: tuple[str, ...]
+    clients: tuple[str, ...]
 
 
 def holdings(settings: DataSettings, clients: int) -> Holdings:
@@ -61,6 +64,7 @@ def holdings(settings: DataSettings, clients: int) -> Holdings:
         class_names=pool.class_names,
         domains=_counted(owners, held, len(pool.domain_names))[:, : len(pool.domain_names)],
         domain_names=pool.domain_names,
+        clients=tuple(called(str(client), pool.owner_of(rows)) for client, rows in enumerate(held)),
     )
 
 
@@ -83,7 +87,7 @@ def _table(held: Holdings, unit: str, counts: Counts, names: Sequence[str]) -> T
         header, columns = tuple(names), [[str(count or "") for count in row] for row in counts.tolist()]
     else:
         header, columns = (f"{unit} held", "most of"), [_summary(row, names) for row in counts]
-    body = tuple((str(client), *sizes[client], *row) for client, row in enumerate(columns))
+    body = tuple((held.clients[client], *sizes[client], *row) for client, row in enumerate(columns))
     kinds = (counts > 0).sum(axis=1)
     note = f"a client holds {kinds.min()} to {kinds.max()} of {len(names)} {_plural(unit)}"
     return Table(f"{held.title}: clients by {unit}", ("client", "train", "validation", "test", *header), body, (note,))
@@ -116,6 +120,7 @@ def draw(held: Holdings) -> Any:
         panel.scatter(columns, rows, s=160 * counts[rows, columns] / counts.max(), color="#0072B2", linewidths=0)
         panel.set(xlabel=unit, ylabel="client", xlim=(-0.7, len(names) - 0.3), ylim=(len(counts) - 0.3, -0.7))
         panel.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+        panel.yaxis.set_major_formatter(lambda y, _: held.clients[int(y)] if 0 <= y < len(held.clients) else "")
         if len(names) <= 2 * MOST_COLUMNS:
             panel.set_xticks(range(len(names)), names, rotation=90)
         panel.set_title(f"largest: {counts.max()} samples", fontsize=8)

@@ -107,7 +107,13 @@ def _map(records: Records, part: str) -> Html:
     shown = [client for client in records.clients if client in held][:ROWS]
     found = [line["analysis"].get("clients") or {} for line in lines]
     values = [[own.get(client, {}).get(part) for own in found] for client in shown]
-    cells = Cells(shown, [str(line["round"]) for line in lines], values, ("client", "round"), "squared distance")
+    cells = Cells(
+        list(map(records.called, shown)),
+        [str(line["round"]) for line in lines],
+        values,
+        ("client", "round"),
+        "squared distance",
+    )
     drawing = cell_map(cells)
     how = "Each row is a client, each column a round; darker is farther from the global prototypes."
     how += f" Every {every}th round is shown." if every > 1 else ""
@@ -140,7 +146,7 @@ def _plane(records: Records) -> Html:
     found = embed(records.prototypes)
     if found is None:
         return note(f"{len(records.prototypes.rows)} prototypes are too few, or too much alike, to be drawn.")
-    names = list(records.clients)
+    names = list(map(records.called, records.clients))
     names += [f"#{i}" for i in range(len(names), int(found.client.max()) + 1)]
     labels = [str(label) for label in range(int(found.label.max()) + 1)]
     by_client = scatter(found.points, groups(names, found.client), "prototypes by client")

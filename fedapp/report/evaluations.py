@@ -95,7 +95,7 @@ def _about_statistics(records: Records) -> Html:
 def _about_left_out(records: Records, found: Mapping[str, Line]) -> Html:
     """Say who was left out, and what answers for it."""
     clients, domains = list(records.left_out), sorted(filter(None, set(records.left_out.values())))
-    who = f"Client{'s' * (len(clients) > 1)} {', '.join(clients)}"
+    who = f"Client{'s' * (len(clients) > 1)} {', '.join(map(records.called, clients))}"
     where = f" of domain{'s' * (len(domains) > 1)} {', '.join(domains)}" if domains else ""
     words = [
         f"{who}{where} took no part in training. {LEFT_OUT} is how many of their test samples a newcomer answers "

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedapp.config import SettingError
-from fedapp.summaries import over_evaluations, over_rounds
+from fedapp.summaries import called, over_evaluations, over_rounds
 
 Line = Mapping[str, Any]
 
@@ -73,8 +73,14 @@ class Records:
         """What is known of every client, first those of config.yaml, then those that joined later."""
         known = {str(client): dict(info or {}) for client, info in (self.config.get("clients") or {}).items()}
         for row in self.table:
-            known.setdefault(row["client"], {"model": row["model"], "domain": row["domain"]})
+            about = {key: row.get(key) or "" for key in ("model", "domain", "name")}
+            known.setdefault(row["client"], about)
         return known
+
+    def called(self, client: str) -> str:
+        """Return what to call a client: its id, with its name in the data if it has one."""
+        known = {**(self.config.get("left-out") or {}), **self.clients}
+        return called(client, known.get(client, {}).get("name"))
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -88,11 +88,11 @@ def headline(records: Records, *more: object) -> Html:
         words += [", from ", share(f"client.{top['client']}.accuracy", float(top["accuracy"]))]
         words += [
             " at client ",
-            tag("b", top["client"]),
+            tag("b", records.called(top["client"])),
             " down to ",
             share("clients.worst", summary["clients"]["worst"]),
         ]
-        words += [" at client ", tag("b", str(summary["clients"]["worst_client"]))]
+        words += [" at client ", tag("b", records.called(str(summary["clients"]["worst_client"])))]
     return note(*words, ".", *more, kind="headline")
 
 
@@ -258,8 +258,9 @@ def _per_client(records: Records) -> Html:
         if row and int(row["round"]) != last:
             shown += f" (round {row['round']})"
         key = f"client.{client}.accuracy"
-        drawn.append(Bar(client, value, shown, key, remark="worst" if client == worst else ""))
-    how = f"Accuracy of each client on its own test samples in the last evaluated round; the worst is client {worst}."
+        drawn.append(Bar(records.called(client), value, shown, key, remark="worst" if client == worst else ""))
+    how = "Accuracy of each client on its own test samples in the last evaluated round; "
+    how += f"the worst is client {records.called(worst)}."
     if len(drawn) > BARS:
         how += f" Of {len(drawn)} clients the {WORST_BARS} worst are shown; the table of clients has all."
         drawn = sorted(drawn, key=lambda bar: 2.0 if bar.value is None else bar.value)[:WORST_BARS]
@@ -280,7 +281,7 @@ def clients(records: Records) -> Html:
         shown = list(counts)[:ROWS]
         left_out = f" The first {ROWS} of {len(counts)} clients are shown." if len(counts) > ROWS else ""
         cells = Cells(
-            shown,
+            list(map(records.called, shown)),
             [str(label) for label in range(max(len(counts[client]) for client in shown))],
             [counts[client] for client in shown],
             ("client", "class"),
@@ -314,7 +315,7 @@ def _client_row(records: Records, client: str) -> tuple[object, ...]:
     own = total("load_seconds", "train_seconds", "save_seconds", "evaluate_seconds")
     trained = sum(row["trained"] == "1" for row in rows)
     return (
-        client,
+        records.called(client),
         info.get("model") or NOTHING,
         info.get("domain") or NOTHING,
         plain(info.get("train-examples")),

@@ -90,7 +90,12 @@ def _sentence(last: Last, client: str) -> list[object]:
     what = {"macs": "multiply-accumulates", "params": "parameters", "train-bytes": "training bytes"}.get(str(metric))
     domain = f" ({last.domain(client)})" if last.domain(client) else ""
     budget = number(f"{key}.keep_ratio", ratio, f"{100 * ratio:.4g}\u00a0%")
-    words: list[object] = [tag("b", f"Client {client}"), f"{domain} may keep ", budget, f" of the {what or 'channels'}"]
+    words: list[object] = [
+        tag("b", f"Client {last.records.called(client)}"),
+        f"{domain} may keep ",
+        budget,
+        f" of the {what or 'channels'}",
+    ]
     words += [*_kept(last, client), *_shared(last, client)]
     return [*words, *saved(last, client), "."]
 

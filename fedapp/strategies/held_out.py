@@ -1,7 +1,8 @@
 """Clients that take no part in training, and what a newcomer among them reaches: leave a domain, or clients, out.
 
 They keep their part of the data, so that a run without them shares the data out as a run with them does. They are
-evaluated in every evaluated round; their results stand apart from all others.
+evaluated in every evaluated round; their results stand apart from all others. Each is evaluated as it comes, and once
+more after it has trained a model of its own from the start, as a client would that joins; nothing of that is kept.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from fedapp.config import ServerSettings, SettingError, closest
 from fedapp.payload import ClientInfo, Downlink, Uplink, order
 from fedapp.strategies.records import HEADLINE, Failure, by_domain
 
-LEFT_OUT, BY_PROTOTYPE = "left-out", "left-out-prototype"
+LEFT_OUT, ADAPTED = "left-out", "adapted-"
+"""A named evaluation, and what the metrics of a newcomer that has trained begin with."""
 NEWCOMER = "newcomer"
 """The scalar of a downlink that tells a client that it is evaluated as one that never took part."""
-NEWCOMER_METRICS: Mapping[str, str] = {LEFT_OUT: HEADLINE, BY_PROTOTYPE: "prototype-accuracy"}
+NEWCOMER_METRICS: Mapping[str, str] = {
+    LEFT_OUT: HEADLINE,
+    "left-out-prototype": "prototype-accuracy",
+    "left-out-adapted": f"{ADAPTED}{HEADLINE}",
+    "left-out-adapted-prototype": f"{ADAPTED}prototype-accuracy",
+}
 """Named evaluation -> metric of a newcomer that makes it, where the method does not say otherwise."""
 
 
@@ -33,14 +40,18 @@ class HeldOut:
     def __init__(self, settings: ServerSettings) -> None:
         self.domains = names_in(settings.leave_domain)
         self.ids = names_in(settings.leave_clients)
+        self._owners: set[str] = set()
         self.clients: dict[str, ClientInfo] = {}
 
     def claims(self, client: ClientInfo) -> bool:
         """Return whether a client takes no part in training."""
-        return client.client in self.clients or client.client in self.ids or client.domain in self.domains
+        named = client.owner in self._owners or client.client in {*self.ids} - self._owners
+        return named or client.client in self.clients or client.domain in self.domains
 
     def check(self, clients: Mapping[str, ClientInfo], failures: Sequence[Failure] = ()) -> None:
         """Check the settings against the clients that came, and those that could not start, if they have a name.
+
+        What ``leave-clients`` lists is a client's name in the data, if one has it, else a client's id.
 
         Raises:
             SettingError: If they name a domain or a client that is not there, or leave nobody in.
@@ -50,9 +61,11 @@ class HeldOut:
             if not known:
                 raise SettingError(f"leave-domain = {domain!r}: the clients have no domains; use leave-clients")
             _check_known("leave-domain", domain, known, "no client holds this domain")
+        self._owners = {info.owner for info in clients.values()} & {*self.ids}
+        known_as = dict.fromkeys([*clients, *filter(None, (info.owner for info in clients.values()))])
         failed = {failure.client for failure in failures}
         for client in (client for client in self.ids if client not in failed):
-            _check_known("leave-clients", client, clients, "there is no such client")
+            _check_known("leave-clients", client, known_as, "there is no such client")
         if all(self.claims(info) for info in clients.values()):
             raise SettingError(
                 f"leave-domain = {', '.join(self.domains)!r} and leave-clients = {', '.join(self.ids)!r} leave out all "
@@ -85,8 +98,9 @@ class HeldOut:
         return {name: accuracies for name, accuracies in found.items() if accuracies}
 
     def in_words(self) -> str:
-        """Name the clients, with their domains; "" if nobody is held out."""
-        return ", ".join(f"{c} ({info.domain})" if info.domain else c for c, info in self.clients.items())
+        """Name the clients, with what the data call them and their domains; "" if nobody is held out."""
+        about = {client: ", ".join(filter(None, (info.owner, info.domain))) for client, info in self.clients.items()}
+        return ", ".join(f"{client} ({words})" if words else client for client, words in about.items())
 
 
 def names_in(text: str) -> list[str]:

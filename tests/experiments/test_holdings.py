@@ -38,9 +38,9 @@ def test_tables_show_every_client_and_leave_zeros_out(table: Path) -> None:
     classes, domains = holdings.tables(holdings.holdings(settings(table), 3))
     assert classes.header == ("client", "train", "validation", "test", "cat", "dog")
     assert classes.body == (
-        ("0", "3", "0", "1", "4", ""),
-        ("1", "4", "0", "2", "", "6"),
-        ("2", "3", "0", "1", "2", "2"),
+        ("0 (a)", "3", "0", "1", "4", ""),
+        ("1 (b)", "4", "0", "2", "", "6"),
+        ("2 (c)", "3", "0", "1", "2", "2"),
     )
     assert classes.notes == ("a client holds 1 to 2 of 2 classes",)
     assert [row[4:] for row in domains.body] == [("", "4"), ("6", ""), ("4", "")]
@@ -50,7 +50,9 @@ def test_many_classes_are_summed_up() -> None:
     names = tuple(f"class{number}" for number in range(40))
     classes = np.zeros((1, 40), dtype=np.int64)
     classes[0, [3, 7, 9, 30]] = [5, 1, 8, 2]
-    held = holdings.Holdings("many", np.array([[16, 0, 0]]), classes, names, np.zeros((1, 0), dtype=np.int64), ())
+    held = holdings.Holdings(
+        "many", np.array([[16, 0, 0]]), classes, names, np.zeros((1, 0), dtype=np.int64), (), ("0",)
+    )
     (shown,) = holdings.tables(held)
     assert shown.body == (("0", "16", "0", "0", "4", "class9 8, class3 5, class30 2"),)
 

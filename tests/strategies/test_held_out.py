@@ -65,6 +65,24 @@ def test_domains_and_ids_are_taken_out_together_and_the_others_stay_in_order():
     assert held_out.in_words() == "b (west), d (north), e (east)"
 
 
+def test_a_name_that_the_data_give_a_client_goes_before_an_id():
+    """With names 1, 2, 3 of the clients 0, 1, 2, the 2 of a user is the client with that name."""
+    clients = {str(i): ClientInfo(str(i), owner=str(i + 1)) for i in range(3)}
+    held_out = HeldOut(leaving(clients="2,0"))
+    held_out.check(clients)
+    held_out.take(clients)
+    assert list(clients) == ["2"]
+    assert held_out.in_words() == "0 (1), 1 (2)"
+
+
+def test_an_unknown_name_is_answered_with_ids_and_names():
+    clients = {"0": ClientInfo("0", owner="berlin"), "1": ClientInfo("1", owner="rome")}
+    with pytest.raises(
+        SettingError, match=r"leave-clients = 'roma': .*valid names: 0, 1, berlin, rome; did you mean rome"
+    ):
+        HeldOut(leaving(clients="roma")).check(clients)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
