@@ -82,9 +82,8 @@ class Recorder:
     def on_start(self, strategy: PayloadStrategy) -> None:
         """Write the resolved settings and open the tables."""
         self.clients, self.left_out = dict(strategy.clients), dict(strategy.held_out.clients)
-        self._write_config(
-            flatten(strategy.params), {client: _described(info) for client, info in self.clients.items()}
-        )
+        described = {client: _described(info) for client, info in self.clients.items()}
+        self._write_config(flatten(strategy.params), described, strategy.roster.agreed)
         if not [known for known in self.failures if known["round"] == 0]:
             self._add_failures(0, strategy.roster.failures)
         self._absent = len(strategy.roster.failures)
@@ -140,7 +139,7 @@ class Recorder:
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def _write_config(self, params: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
+    def _write_config(self, params: Mapping[str, Any], clients: Mapping[str, Any], agreed: str = "") -> None:
         described = {
             "run": self.name,
             "settings": {**flatten(self.config), "resume": ""},
@@ -148,6 +147,7 @@ class Recorder:
             "versions": _versions(),
             "num-clients": max((info.num_clients for info in self.clients.values()), default=0) or len(self.clients),
             "clients": dict(clients),
+            **({"agreed": agreed} if agreed else {}),
             **(
                 {"left-out": {client: _described(info) for client, info in self.left_out.items()}}
                 if self.left_out

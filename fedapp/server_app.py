@@ -81,6 +81,8 @@ def run(
         observers=[recorder, *([ShareKeeper(recorder.folder, config.data)] if simulated else []), *_watchers(recorder)],
         held=_held(config) if simulated else None,
     )
+    if config.resume:
+        strategy.roster.agreed = described_run(Path(config.resume)).get("agreed", "")
     if completed:
         strategy.continue_after(completed, state)
     with alone_in(recorder.folder):

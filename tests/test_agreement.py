@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from fedapp import agreement, client_app, node
+from fedapp import agreement, client_app, node, server_app
 from fedapp.agreement import announce, settled, unite
-from fedapp.config import ServerSettings, SettingError
+from fedapp.config import RunConfig, ServerSettings, SettingError, parse
 from fedapp.local_grid import LocalGrid
 from fedapp.strategies import METHODS
 from fedapp.strategies.roster import NodesMissingError
@@ -26,7 +26,7 @@ DEVICES = {  # age, colour, label; the third lacks a class and a colour
 def federation(folder: Path, devices: dict[str, list[Any]], header: dict[str, Any], **settings: Any) -> LocalGrid:
     """Simulated devices, each with a CSV file of its own at its data-path."""
     for name, rows in devices.items():
-        (folder / name).mkdir()
+        (folder / name).mkdir(exist_ok=True)
         with (folder / name / "pets.csv").open("w", newline="") as file:
             csv.writer(file).writerows([header.get(name, ("age", "colour", "label")), *rows])
 
@@ -57,6 +57,20 @@ def test_devices_lay_out_the_union_of_their_labels_and_categories(tmp_path: Path
     assert len(strategy.record.trained) == 3
     assert settled(strategy.roster.agreed)["label-names"] == '["cat", "dog", "fox"]'
     assert not strategy.roster.failures
+
+
+def test_a_continued_run_keeps_what_was_agreed_whoever_comes_back(tmp_path: Path) -> None:
+    """Without the garden, and its fox, the others would number their classes anew, against the weights they have."""
+    chosen: dict[str, Any] = {"method": "fedavg", "dataset": "csv", "models": "mlp", "feature-dim": 8}
+    chosen["out"] = str(tmp_path)
+    whole = federation(tmp_path, DEVICES, {})
+    first = server_app.run(whole, parse(RunConfig, {**chosen, "run-name": "one", "num-server-rounds": 1}))
+    fewer = federation(tmp_path, {name: DEVICES[name] for name in ("kitchen", "attic")}, {})
+    again = {**chosen, "resume": str(first.folder), "run-name": "one", "num-server-rounds": 2}
+    second = server_app.run(fewer, parse(RunConfig, again))
+    assert list(second.clients) == ["attic", "kitchen"]
+    assert {info.num_classes for info in second.clients.values()} == {3}
+    assert [line["round"] for line in second.rounds] == [1, 2]
 
 
 def test_names_that_the_user_gives_need_no_agreement(tmp_path: Path) -> None:
