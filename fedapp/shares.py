@@ -1,7 +1,8 @@
 """Keeps with a run who held which samples: index lists into the data set, in ``partition.npz``.
 
 The file holds ``client_<i>_train``, ``_test`` and ``_validation`` for every client, int64 indices into the pool, and
-under ``pool`` a fingerprint of what they point into. A run that is continued checks that both are as they were.
+under ``pool`` a fingerprint of what they point into, and under ``classes`` the names of the classes. A run that is
+continued checks that all are as they were.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedapp.memory import write_atomically
 from fedapp.strategies import PayloadStrategy
 from fedapp.strategies.records import RoundRecord
 
-FILE, POOL = "partition.npz", "pool"
+FILE, POOL, CLASSES = "partition.npz", "pool", "classes"
 READ_WHOLE = 16 * 2**20  # bytes of inputs; of a larger pool, rows at even distances make the fingerprint
 
 logger = logging.getLogger(__name__)
@@ -52,18 +53,19 @@ class ShareKeeper:
         try:
             settings = replace(self.settings, data_root=paths.existing(self.settings.data_root, "data-root"))
             lists = _lists(datasets.load_shares(settings, clients))
-            held = fingerprint(datasets.load_pool(settings))
+            pool = datasets.load_pool(settings)
         except SettingError as error:  # the clients found their data: where the server cannot, only the file is missed
             logger.warning("who holds what is not kept: %s", error)
             return
+        held = fingerprint(pool)
         if not self.path.exists():
             sink = io.BytesIO()
-            np.savez_compressed(sink, **{**lists, POOL: held})
+            np.savez_compressed(sink, **{**lists, POOL: held, CLASSES: pool.class_names})
             write_atomically(self.path, sink.getvalue())
             return
         kept = _read(self.path)
-        before = str(kept.pop(POOL, held))
-        if differ := _differences(lists, kept):
+        before = str(kept.get(POOL, held))
+        if differ := _differences(lists, _of_clients(kept)):
             raise SettingError(
                 f"the data are not shared out as {self.path} says ({differ[0]} and {len(differ) - 1} more differ) "
                 "since the data set has changed; restore it, or start a new run"
@@ -83,7 +85,7 @@ class ShareKeeper:
 
 def load(path: Path) -> dict[str, NDArray[np.int64]]:
     """Return the index lists of a file by their names."""
-    return {name: array for name, array in _read(path).items() if name != POOL}
+    return _of_clients(_read(path))
 
 
 def fingerprint(pool: datasets.Pool) -> str:
@@ -106,6 +108,10 @@ def fingerprint(pool: datasets.Pool) -> str:
 def _read(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as kept:
         return dict(kept)
+
+
+def _of_clients(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in kept.items() if name.startswith("client_")}
 
 
 def _lists(shares: tuple[datasets.Share, ...]) -> dict[str, Any]:

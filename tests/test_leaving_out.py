@@ -160,3 +160,4 @@ def test_clients_that_the_data_name_are_left_out_and_shown_by_these_names(tmp_pa
     page = Page(write_report(result.folder).read_text(encoding="utf-8"))
     assert "Client 1 (oslo) took no part in training." in page.text
     assert "0 (berlin)" in page.text
+    assert load(result.folder).class_names == ["a", "b"]

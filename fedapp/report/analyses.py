@@ -148,7 +148,7 @@ def _plane(records: Records) -> Html:
         return note(f"{len(records.prototypes.rows)} prototypes are too few, or too much alike, to be drawn.")
     names = list(map(records.called, records.clients))
     names += [f"#{i}" for i in range(len(names), int(found.client.max()) + 1)]
-    labels = [str(label) for label in range(int(found.label.max()) + 1)]
+    labels = [records.class_name(label) for label in range(int(found.label.max()) + 1)]
     by_client = scatter(found.points, groups(names, found.client), "prototypes by client")
     by_class = scatter(found.points, groups(labels, found.label), "prototypes by class")
     how = "Near points are similar prototypes; each stands as its {}. Only neighbourhoods mean something, not axes."

@@ -15,6 +15,8 @@ from fedapp.report.svg import GRID, MUTED, WIDTH, Scale, xy
 
 ROWS, COLUMNS = 60, 40  # rows shown at most; more columns scroll
 SIDE = 400.0
+LONGEST_NAME = 14  # characters
+NARROWEST = 9.0  # a column that an upright name fits on
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,20 @@ def cell_map(cells: Cells) -> Html | None:
     """Return the map, darker for more; None without rows or columns. Many columns scroll on a phone."""
     if not cells.rows or not cells.columns:
         return None
-    names = [svg.shorten(name, 14) for name in cells.rows]
+    names = [svg.shorten(name, LONGEST_NAME) for name in cells.rows]
+    columns = [svg.shorten(name, LONGEST_NAME) for name in cells.columns]
     left = 10 + svg.CHARACTER * max(map(len, (*names, f"{cells.labels[0]} ↓")))
     count = len(cells.columns)
     cell = max((WIDTH - left - 2) / count, 9.0 if count > COLUMNS else 0.0)
     row = 18.0 if len(cells.rows) <= 30 else 12.0
     known = [value for line in cells.values for value in line if value]
     low, high = min(known, default=0.0), max(known, default=1.0)
-    top = 34.0
+    top = 27.0 + svg.CHARACTER * max(map(len, columns)) if _upright(columns, cell) else 34.0
     height = top + row * len(cells.rows)
     parts = [
         svg.text(left - 6, 12, f"{cells.labels[0]} ↓", "end", class_="axis"),
         svg.text(left, 12, f"{cells.labels[1]} →", class_="axis"),
-        _column_names(cells.columns, left, cell, top - 5),
+        _column_names(columns, left, cell, top - 5),
         *(svg.text(left - 6, top + row * i + row / 2 + 4, name, "end") for i, name in enumerate(names)),
         *_filled(cells, left, top, cell, row, (low, high)),
         svg.path(svg.box(left, top, cell * count, row * len(cells.rows)), fill="none", stroke=MUTED),
@@ -66,7 +69,17 @@ def cell_map(cells: Cells) -> Html | None:
     return tag("div", tag("div", image, style=f"min-width:{round(width)}px"), class_="scroll", tabindex="0")
 
 
+def _upright(columns: Sequence[str], cell: float) -> bool:
+    """Return whether columns are called by words, not all of which have room side by side."""
+    wide = cell < 5 + svg.CHARACTER * max(map(len, columns))
+    return wide and cell >= NARROWEST and not all(name.isdigit() for name in columns)
+
+
 def _column_names(columns: Sequence[str], left: float, cell: float, y: float) -> Html:
+    """Write the names above their columns: upright if they have to be, else as many as have room."""
+    if _upright(columns, cell):
+        places = [(left + cell * (i + 0.5) + 4, name) for i, name in enumerate(columns)]
+        return join(svg.text(x, y, name, transform=f"rotate(-90 {xy(x)} {xy(y)})") for x, name in places)
     every = next(
         step
         for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import yaml
@@ -50,6 +51,7 @@ class Records:
         summary: summary.json, or the same made from the rounds if the run did not finish.
         finished: Whether there is a summary.json.
         prototypes: prototypes.safetensors, if there is one.
+        class_names: The name of every class, as far as the run knows them.
         damage: What could not be read, in words.
     """
 
@@ -61,6 +63,7 @@ class Records:
     finished: bool
     prototypes: Prototypes | None = None
     damage: Sequence[str] = ()
+    class_names: Sequence[str] = ()
 
     @property
     def settings(self) -> Line:
@@ -81,6 +84,10 @@ class Records:
         """Return what to call a client: its id, with its name in the data if it has one."""
         known = {**(self.config.get("left-out") or {}), **self.clients}
         return called(client, known.get(client, {}).get("name"))
+
+    def class_name(self, label: int) -> str:
+        """Return what to call a class: its name, or its number where no name is known."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -145,7 +152,8 @@ def load(folder: Path) -> Records:
     made = summary if summary is not None else summarise(config, rounds, failures_in(table))
     prototypes = _prototypes(Path(folder) / "prototypes.safetensors", damage)
     name = str(config.get("run") or Path(folder).name)
-    return Records(name, config, rounds, table, made, summary is not None, prototypes, damage)
+    names = _class_names(Path(folder) / "partition.npz", config, damage)
+    return Records(name, config, rounds, table, made, summary is not None, prototypes, damage, names)
 
 
 def summarise(config: Line, rounds: Sequence[Line], failures: Sequence[Line]) -> dict[str, Any]:
@@ -244,6 +252,19 @@ def _summary(path: Path, damage: list[str]) -> dict[str, Any] | None:
     except ValueError:
         damage.append("summary.json cannot be read; the totals are made from rounds.jsonl")
         return None
+
+
+def _class_names(path: Path, config: Line, damage: list[str]) -> list[str]:
+    """Read the names that a simulation keeps beside its index lists, or that devices have agreed on."""
+    try:
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as kept:
+                return list(map(str, kept["classes"])) if "classes" in kept else []
+        agreed = json.loads(config.get("agreed") or "{}")
+        return list(map(str, json.loads(agreed.get("label-names") or "[]")))
+    except (OSError, ValueError, AttributeError, TypeError, BadZipFile) as error:
+        damage.append(f"the names of the classes cannot be read ({error})")
+        return []
 
 
 def _prototypes(path: Path, damage: list[str]) -> Prototypes | None:

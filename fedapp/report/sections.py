@@ -187,7 +187,7 @@ def _statistics(summary: Line) -> Html:
         share("clients.std", spread["std"]),
         "; the worst was client ",
     ]
-    words += [tag("b", str(spread["worst_client"])), " with ", share("clients.worst", spread["worst"]), "."]
+    words += [tag("b", records.called(str(spread["worst_client"]))), " with ", share("clients.worst", spread["worst"]), "."]
     chosen = summary["accuracy"].get("by_validation")
     if chosen is not None:
         words += [
@@ -282,7 +282,7 @@ def clients(records: Records) -> Html:
         left_out = f" The first {ROWS} of {len(counts)} clients are shown." if len(counts) > ROWS else ""
         cells = Cells(
             list(map(records.called, shown)),
-            [str(label) for label in range(max(len(counts[client]) for client in shown))],
+            [records.class_name(label) for label in range(max(len(counts[client]) for client in shown))],
             [counts[client] for client in shown],
             ("client", "class"),
             "training samples",

@@ -109,6 +109,15 @@ def test_everything_stays_inside_the_drawing():
         assert left + width <= 404
 
 
+def test_names_of_columns_are_all_there_cut_to_their_width_and_numbers_as_many_as_have_room():
+    names = [f"a very long class name {i}" for i in range(10)]
+    drawn = cell_map(Cells(["a"], names, [range(10)], ("client", "class"), "samples"))
+    assert drawn.count("a very") == 10
+    many = cell_map(Cells(["a"], [str(i) for i in range(100)], [range(100)], ("client", "class"), "samples"))
+    assert ">10<" in many
+    assert ">11<" not in many
+
+
 def test_cells_without_a_value_stay_white():
     drawn = cell_map(Cells(["a"], ["0", "1", "2"], [[0, 5, None]], ("client", "class"), "samples"))
     filled = re.findall(r'd="([^"]*)" fill="#\w{6}" stroke="#fff"', drawn)
