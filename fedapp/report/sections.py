@@ -172,10 +172,11 @@ def accuracy(records: Records) -> Html:
     if not records.evaluated:
         return section("accuracy", "Accuracy", note("No accuracy was measured in this run."))
     drawn = figures(*(part for part in (_over_rounds(records), _domains(records), _per_client(records)) if part))
-    return section("accuracy", "Accuracy", _statistics(records.summary), drawn)
+    return section("accuracy", "Accuracy", _statistics(records), drawn)
 
 
-def _statistics(summary: Line) -> Html:
+def _statistics(records: Records) -> Html:
+    summary = records.summary
     rows = [("by samples", "accuracy", summary["accuracy"]), ("mean over clients", "client_mean_accuracy",
             summary["client_mean_accuracy"])]  # fmt: skip
     rows += [(f"domain {name}", f"domains.{name}", values) for name, values in summary["domains"].items()]
@@ -187,7 +188,8 @@ def _statistics(summary: Line) -> Html:
         share("clients.std", spread["std"]),
         "; the worst was client ",
     ]
-    words += [tag("b", records.called(str(spread["worst_client"]))), " with ", share("clients.worst", spread["worst"]), "."]
+    worst = records.called(str(spread["worst_client"]))
+    words += [tag("b", worst), " with ", share("clients.worst", spread["worst"]), "."]
     chosen = summary["accuracy"].get("by_validation")
     if chosen is not None:
         words += [
