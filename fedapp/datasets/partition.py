@@ -44,6 +44,31 @@ def generator(seed: Seed) -> np.random.RandomState:
     return np.random.RandomState(seed)
 
 
+def check_clients(num_clients: int, num_samples: int, of: str = "") -> None:
+    """Check that every client can hold a sample.
+
+    Raises:
+        SettingError: If there are no clients, or more than samples (``of`` what).
+    """
+    if num_clients < 1:
+        raise SettingError(f"the number of clients must be at least 1, got {num_clients}")
+    if num_clients > num_samples:
+        raise SettingError(f"{num_clients} clients cannot share {num_samples} samples{of}; use fewer clients")
+
+
+def check_least(least: float, num_clients: int, num_samples: int) -> None:
+    """Check that there are samples for the least size of every client.
+
+    Raises:
+        SettingError: If there are not.
+    """
+    if least * num_clients > num_samples:
+        raise SettingError(
+            f"min-partition-size = {least:g} times {num_clients} clients exceeds the {num_samples} samples; "
+            f"set it to at most {num_samples // num_clients}, or use fewer clients"
+        )
+
+
 def iid(strata: ArrayLike, num_clients: int, seed: Seed) -> list[Ints]:
     """Deal the samples out at random, so that clients differ by at most one sample in all and in every stratum.
 
@@ -63,7 +88,7 @@ def iid(strata: ArrayLike, num_clients: int, seed: Seed) -> list[Ints]:
         [[1, 2], [0, 3]]
     """
     strata = np.asarray(strata)
-    _check_clients(num_clients, len(strata))
+    check_clients(num_clients, len(strata))
     return _deal(np.arange(len(strata)), strata, num_clients, generator(seed))
 
 
@@ -93,7 +118,7 @@ def by_domain(
         [[0, 1], [2, 3]]
     """
     domains, strata = np.asarray(domains), np.asarray(strata)
-    _check_clients(num_clients, len(domains))
+    check_clients(num_clients, len(domains))
     rng = generator(seed)
     names = np.unique(domains)
     shares: list[list[Ints]] = [[] for _ in range(num_clients)]
@@ -104,7 +129,7 @@ def by_domain(
         if not holders:
             continue
         members = np.flatnonzero(domains == name)
-        _check_clients(len(holders), len(members), f" of domain {name}")
+        check_clients(len(holders), len(members), f" of domain {name}")
         for holder, part in zip(holders, _deal(members, strata[members], len(holders), rng), strict=True):
             shares[holder].append(part)
     return [np.concatenate(parts) for parts in shares]
@@ -170,13 +195,9 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, min_size: int =
         [23, 51, 46]
     """
     labels = np.asarray(labels)
-    _check_clients(num_clients, len(labels))
+    check_clients(num_clients, len(labels))
     least = float(min_size) if min_size else papers_min_size(len(labels), num_clients)
-    if least * num_clients > len(labels):
-        raise SettingError(
-            f"min-partition-size = {min_size} times {num_clients} clients exceeds the {len(labels)} samples; "
-            f"set it to at most {len(labels) // num_clients}, or use fewer clients"
-        )
+    check_least(least, num_clients, len(labels))
     rng = generator(seed)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     best = 0
@@ -284,13 +305,6 @@ def hold_out(train: Ints, test: Ints, validation_fraction: float) -> Share:
     """
     num_train = max(1, len(train) - int(validation_fraction * len(train)))
     return Share(train[:num_train], test, train[num_train:])
-
-
-def _check_clients(num_clients: int, num_samples: int, of: str = "") -> None:
-    if num_clients < 1:
-        raise SettingError(f"the number of clients must be at least 1, got {num_clients}")
-    if num_clients > num_samples:
-        raise SettingError(f"{num_clients} clients cannot share {num_samples} samples{of}; use fewer clients")
 
 
 def _deal(members: Ints, strata: NDArray[np.int64], num_hands: int, rng: np.random.RandomState) -> list[Ints]:

@@ -20,6 +20,9 @@ def task(kind: str, count: int, clients: int, classes: int = 10, **changes: Any)
     return Task(kind, labels, owners, clients, DataSettings(**changes))
 
 
+FEW = np.concatenate([np.arange(10), np.repeat(np.arange(9), 10)])  # one sample of class 9
+
+
 def message(made: Task, seed: int = 0) -> str:
     with pytest.raises(SettingError) as caught:
         share(made, np.random.RandomState(seed))
@@ -30,7 +33,7 @@ def test_every_name_of_the_setting_is_a_partition() -> None:
     assert set(PARTITIONS) == {"auto", "iid", "dirichlet", "domains", "clients", *KINDS}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PARTITIONS if kind != "auto"])
+@pytest.mark.parametrize("kind", PARTITIONS)
 @settings(max_examples=6, deadline=None)
 @given(
     count=st.integers(30, 80),
@@ -113,7 +116,12 @@ def test_fewer_clients_than_by_nature_take_several_each() -> None:
         (task("flwr-exponential", 200, 20), "use at most 5 clients"),
         (task("flwr-shard", 100, 10, shards_per_client=11), "set it to at most 10"),
         (task("flwr-pathological", 400, 12, classes_per_client=11), "set it to at most 10"),
-        (task("flwr-pathological", 60, 3), "in none of 10 tries; set it to"),
+        (task("flwr-pathological", 60, 3), "gives at most 6 of 10 classes a client; set it to"),
+        (task("flwr-pathological", 60, 5), "in none of 10 tries; set it to"),
+        (dataclasses.replace(task("flwr-pathological", 60, 50), labels=np.arange(60) % 10), "asks for 100 samples"),
+        (dataclasses.replace(task("flwr-pathological", 60, 21), labels=FEW), "use at most 19 clients"),
+        (task("flwr-dirichlet", 60, 5, min_partition_size=13), "set it to at most 12, or use fewer clients"),
+        *((dataclasses.replace(task(kind, 60, 5), num_clients=61), "61 clients cannot share 60") for kind in KINDS),
         (dataclasses.replace(task("flwr-natural-id", 60, 5), num_clients=4), "the data name 5 clients; use so many"),
         (dataclasses.replace(task("flwr-natural-id", 60, 5), clients=None), "does not say; use another partition"),
     ],
@@ -126,6 +134,31 @@ def test_advice_of_a_dirichlet_partition_holds() -> None:
     words = message(task("flwr-dirichlet", 1797, 20, min_partition_size=60)).split()
     alpha = float(words[words.index("dirichlet-alpha") + 4].rstrip(","))
     share(task("flwr-dirichlet", 1797, 20, min_partition_size=60, dirichlet_alpha=alpha), np.random.RandomState(0))
+
+
+def test_advice_of_a_pathological_partition_holds() -> None:
+    for clients in (2, 3, 5, 7):
+        named = int(message(task("flwr-pathological", 200, clients, classes_per_client=1)).split()[-1])
+        share(task("flwr-pathological", 200, clients, classes_per_client=named), np.random.RandomState(1))
+
+
+def outcome(made: Task, seed: int) -> str:
+    try:
+        return str([part.tolist() for part in share(made, np.random.RandomState(seed))])
+    except SettingError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", ["flwr-dirichlet", "flwr-pathological"])
+def test_what_a_part_of_the_draw_decides_is_what_the_whole_draw_would(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [(60, 5), (60, 7), (60, 9), (40, 14)]
+    tasks = [task(kind, count, clients, dirichlet_alpha=0.5, min_partition_size=2) for count, clients in sizes]
+    quick = [outcome(made, seed) for made in tasks for seed in range(2)]
+    monkeypatch.setitem(KINDS, kind, dataclasses.replace(KINDS[kind], check=lambda made, seed: None))
+    assert quick == [outcome(made, seed) for made in tasks for seed in range(2)]
+    assert len({text[0] for text in quick}) == 2  # some are shared out, some refused
 
 
 def test_exhausted_inner_dirichlet_says_what_to_use_instead() -> None:
