@@ -160,6 +160,8 @@ def partition(
 def doctor(
     settings: Settings = None,
     clients: Clients = None,
+    config: SettingsFile = None,
+    preset: Preset = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for what would go wrong with a run here: a line a check, and each finding with its cure.
@@ -169,8 +171,10 @@ def doctor(
     """
     with _honest():
         from fedapp import doctor as doctors
+        from fedapp.config import RunConfig, parse
 
-        outcomes = doctors.examine(_config(settings), clients or 10)
+        case = parse(RunConfig, _values(settings, config, None, None, preset))
+        outcomes = doctors.examine(case, clients or _clients_of(preset))
         typer.echo(json.dumps(doctors.report(outcomes)) if as_json else "\n".join(doctors.lines(outcomes)))
         raise typer.Exit(doctors.exit_code(outcomes))
 
@@ -276,13 +280,6 @@ def _clients_of(preset: str | None) -> int:
     from fedapp.datasets.presets import PRESETS
 
     return PRESETS[preset].clients if preset else 10
-
-
-def _config(settings: list[str] | None) -> Any:
-    from fedapp.config import RunConfig, parse
-    from fedapp.experiments import commands
-
-    return parse(RunConfig, commands.settings_of(settings or []))
 
 
 def _engine(name: str) -> str:

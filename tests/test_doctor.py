@@ -107,6 +107,31 @@ def test_of_several_findings_the_first_gives_the_code_and_all_are_listed(monkeyp
     assert output.count("cure: ") == 3
 
 
+def test_a_preset_and_a_file_of_settings_are_examined_as_a_run_would_read_them(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(doctor, "examine", lambda case, clients: seen.append((case, clients)) or [])
+    (tmp_path / "mine.yaml").write_text("models: mlp\nbatch-size: 7\nlocal-epochs: 3\n")
+    code, output = call("--preset", "pacs-clean", "--config", "mine.yaml", "--set", "local-epochs=2")
+    assert code == 0, output
+    ((case, clients),) = seen
+    assert clients == 4
+    assert case.data.dataset == "pacs"
+    assert (case.models, case.training.batch_size, case.training.local_epochs) == ("mlp", 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--preset", "pacs-claen"), "did you mean pacs-clean?"),
+        (("--config", "no-such.yaml"), "no-such.yaml cannot be read"),
+    ],
+)
+def test_a_preset_or_a_file_that_is_not_there_ends_with_code_2(words, problem):
+    code, output = call(*words)
+    assert code == 2
+    assert problem in output
+
+
 # ---- settings --------------------------------------------------------------------------------------
 
 
