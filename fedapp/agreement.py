@@ -13,6 +13,7 @@ from typing import Any
 from fedapp.config import SettingError
 
 LABELS, CATEGORIES, COLUMNS = "label-names", "categories", "columns"
+MOST_DIGITS = 100  # what is longer is no number, and int() refuses thousands of digits
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+    return name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS
 
 
 def announce(labels: Iterable[str], categories: Mapping[str, Iterable[str]], columns: Iterable[str]) -> str:
@@ -34,7 +35,7 @@ def announce(labels: Iterable[str], categories: Mapping[str, Iterable[str]], col
 
     Args:
         labels: Names of the classes it holds; none if the user has named them.
-        categories: What it holds in the columns with categories that the user has not listed.
+        categories: What it holds in columns with categories; none if the user has listed them all.
         columns: Its input columns in order; they must be the same on all clients.
 
     Example:

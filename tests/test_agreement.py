@@ -11,7 +11,9 @@ from flwr.app import Context
 
 from fedapp import agreement, client_app, node, server_app
 from fedapp.agreement import announce, settled, unite
-from fedapp.config import RunConfig, ServerSettings, SettingError, parse
+from fedapp.config import DataSettings, OwnDataSettings, RunConfig, ServerSettings, SettingError, parse
+from fedapp.datasets import load_pool
+from fedapp.datasets.own import announce as announce_pool
 from fedapp.local_grid import LocalGrid
 from fedapp.strategies import METHODS
 from fedapp.strategies.roster import NodesMissingError
@@ -80,6 +82,64 @@ def test_names_that_the_user_gives_need_no_agreement(tmp_path: Path) -> None:
     assert {info.num_classes for info in strategy.clients.values()} == {3}
 
 
+def test_a_device_whose_numbers_are_all_missing_takes_part(tmp_path: Path) -> None:
+    numbers = {name: [(age, 2 * age, label) for age, _, label in rows] for name, rows in DEVICES.items()}
+    numbers["attic"] = [(age, "", label) for age, _, label in numbers["attic"]]
+    strategy = start(federation(tmp_path, numbers, {}))
+    assert {info.input_shape for info in strategy.clients.values()} == {(2,)}
+    assert len(strategy.record.trained) == 3
+    assert "categories" not in settled(strategy.roster.agreed)
+
+
+@pytest.mark.parametrize("labels", ["", "cat,dog,fox"])
+def test_a_device_whose_categories_are_all_missing_lays_out_those_of_the_others(tmp_path: Path, labels: str) -> None:
+    devices = {**DEVICES, "attic": [(age, "", label) for age, _, label in DEVICES["attic"]]}
+    strategy = start(federation(tmp_path, devices, {}, **{"label-names": labels}))
+    assert {info.input_shape for info in strategy.clients.values()} == {(4,)}  # age, blue, green, red
+    assert len(strategy.record.trained) == 3
+    assert settled(strategy.roster.agreed)["categories"] == '{"colour": ["blue", "green", "red"]}'
+
+
+def test_whole_numbers_are_one_name_on_all_devices(tmp_path: Path) -> None:
+    devices = {"a": [(1, "red", "1"), (2, "red", "0")] * 4, "b": [(1, "red", "1.0"), (2, "red", "2.0")] * 4}
+    strategy = start(federation(tmp_path, devices, {}))
+    assert settled(strategy.roster.agreed)["label-names"] == '["0", "1", "2"]'
+    assert {info.num_classes for info in strategy.clients.values()} == {3}
+
+
+def test_categories_given_for_one_column_hold_beside_those_agreed_for_another(tmp_path: Path) -> None:
+    wards = {name: [(number, colour, label) for number, (_, colour, label) in enumerate(rows)]
+             for name, rows in DEVICES.items()}  # fmt: skip
+    wards = {name: [("north" if number else name, *row) for number, *row in rows] for name, rows in wards.items()}
+    given = {"categories": json.dumps({"colour": ["red", "blue", "green", "grey"]})}
+    strategy = start(federation(tmp_path, wards, {}, **given))
+    agreed = json.loads(settled(strategy.roster.agreed)["categories"])
+    assert agreed == {"age": ["attic", "garden", "kitchen", "north"], "colour": ["blue", "green", "grey", "red"]}
+    assert {info.input_shape for info in strategy.clients.values()} == {(8,)}
+
+
+def test_a_label_in_the_test_rows_of_one_device_is_a_class_of_all(tmp_path: Path) -> None:
+    grid = federation(tmp_path, DEVICES, {})
+    with (tmp_path / "attic" / "test.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("age", "colour", "label"), (4, "red", "owl"), (5, "red", "cat")])
+    strategy = start(grid)
+    assert {info.num_classes for info in strategy.clients.values()} == {4}
+    assert strategy.clients["attic"].label_counts == (8, 0, 0, 0)
+    assert strategy.clients["attic"].num_test == 2
+    assert settled(strategy.roster.agreed)["label-names"] == '["cat", "dog", "fox", "owl"]'
+    assert len(strategy.record.trained) == 3
+    assert not strategy.roster.failures
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedsaf"])
+def test_a_class_that_is_named_and_held_by_nobody_does_no_harm(tmp_path: Path, method: str) -> None:
+    strategy = start(federation(tmp_path, DEVICES, {}, **{"label-names": "owl,cat,dog,fox"}), method)
+    assert {info.num_classes for info in strategy.clients.values()} == {4}
+    assert [info.label_counts[0] for info in strategy.clients.values()] == [0, 0, 0]
+    assert len(strategy.record.trained) == 3
+    assert not strategy.record.failures
+
+
 def test_other_input_columns_end_the_run_before_it_begins(tmp_path: Path) -> None:
     grid = federation(tmp_path, DEVICES, {"attic": ("weight", "colour", "label")})
     with pytest.raises(
@@ -105,6 +165,31 @@ def test_union_does_not_depend_on_the_order_and_a_second_round_has_nothing_to_sa
     assert settled(united) == {"label-names": '["9", "10", "cat"]', "categories": '{"x": ["a", "b"]}'}
     assert announce([], {}, ["x"]) == ""
     assert unite({"a": "", "b": ""}) == ""
+
+
+@pytest.mark.parametrize("colours", [["red", "blue"], ["2.0", "1"]])
+def test_missing_cells_become_what_the_others_announce(tmp_path: Path, colours: list[str]) -> None:
+    given = "" if colours[0] == "red" else '{"colour": []}'
+    own = OwnDataSettings(categories=given)
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, cells in zip(paths, (colours, ["", ""]), strict=True):
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [("age", "colour", "label"), *((n, cell, "cat") for n, cell in enumerate(cells))]
+            )
+    a, b = (load_pool(DataSettings("csv", str(path), own=own)) for path in paths)
+    agreed = settled(unite({"a": announce_pool(a, own), "b": announce_pool(b, own)}))
+    own = replace(own, categories=agreed["categories"], label_names=agreed["label-names"])
+    a, b = (load_pool(DataSettings("csv", str(path), own=own)) for path in paths)
+    assert dict(a.categories) == dict(b.categories) == {"colour": ("1", "2") if given else ("blue", "red")}
+    assert a.inputs.tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert b.inputs.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert announce_pool(a, own) == announce_pool(b, own) == ""
+
+
+def test_names_of_thousands_of_digits_are_united_as_texts() -> None:
+    names = ["9" * 5000, "10", "9"]
+    assert json.loads(settled(unite({"a": announce(names, {}, [])}))["label-names"]) == ["9", "10", "9" * 5000]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"label-names": [1]}', '{"categories": {"x": 3}}'])

@@ -16,7 +16,7 @@ SOURCES: dict[str, Source] = {source.name: source for source in (folder.SOURCE, 
 
 
 def announce(pool: Pool, own: OwnDataSettings) -> str:
-    """Return what a device with data of its own announces: the names that the user has not given.
+    """Return what a device with data of its own announces: the names that the user has not given for all of them.
 
     Args:
         pool: Its data.
@@ -29,8 +29,11 @@ def announce(pool: Pool, own: OwnDataSettings) -> str:
         raise SettingError(
             "scaling = global needs the rows of all clients, and a device sees its own only; set client or none"
         )
-    given = {column for column, values in categories_of(own.categories).items() if values}
-    found = {column: names for column, names in pool.categories.items() if column not in given and not own.vocabulary}
+    given = {column: values for column, values in categories_of(own.categories).items() if values}
+    told = own.vocabulary and pool.vocabulary  # the words of the texts
+    found = {column: names for column, names in pool.categories.items() if column not in given and not told}
+    if found:  # what is agreed takes the place of the whole setting, which all devices have alike
+        found |= given
     return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns)
 
 

@@ -1,15 +1,17 @@
 """From columns of cells to inputs: numbers and categories side by side, or one column of vectors or of texts.
 
-A column holds categories if the setting ``categories`` names it, or if at most half of its cells are numbers. Every
-category becomes one column of 0 and 1; a missing one is a row of zeros. Numbers stay as they are here, NaN where one is
-missing: they are scaled for each client by its training rows. Columns come in the order of ``columns``, else by name,
-so that all devices lay them out alike. A text alone becomes a row of token ids over the words of ``vocabulary``.
+A column holds categories if the setting ``categories`` names it, or if at most half of its cells are numbers; where no
+cell is there, it holds numbers that are all missing. Every category becomes one column of 0 and 1; a missing one is a
+row of zeros. Numbers stay as they are here, NaN where one is missing: they are scaled for each client by its training
+rows. Columns come in the order of ``columns``, else by name, so that all devices lay them out alike. A text alone
+becomes a row of token ids over the words of ``vocabulary``.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,35 @@ class Encoded:
     vocabulary: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Read:
+    """The cells of a column as numbers and as names; either is worked out once.
+
+    Attributes:
+        cells: What was read, (N,).
+        numbers: The cells as numbers, float32 (N,), NaN where one is none.
+    """
+
+    cells: Column
+    numbers: Floats
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The cells as names, "" where one is missing."""
+        return [as_text(cell) for cell in self.cells]
+
+    @functools.cached_property
+    def present(self) -> Bools:
+        """Which cells are there, bool (N,)."""
+        there = ~np.isnan(self.numbers)
+        return there if there.all() else np.asarray([name != "" for name in self.names], dtype=np.bool_)
+
+    def holds_numbers(self, known: Sequence[str] = ()) -> bool:
+        """Return whether more than half of the cells that are there are numbers; if none is, of the known values."""
+        numbers = self.numbers[self.present] if self.present.any() else _numbers(np.asarray(known, dtype=object))
+        return bool((~np.isnan(numbers)).sum() * 2 > len(numbers)) or not len(numbers)
+
+
 def is_picture(column: Column) -> bool:
     """Return whether a column holds images: bytes, or cells of the ``datasets`` library."""
     cell = _first(column)
@@ -76,24 +107,30 @@ def encode(columns: Mapping[str, Column], own: OwnDataSettings, where: Where, ba
     if vectors:
         return _stacked(columns[vectors[0]], where, bad)
     given = categories_of(own.categories)
-    only = next(iter(columns))
-    if len(columns) == 1 and not _holds_numbers(columns[only]):
-        return _tokens(only, columns[only], given.get(only) or _listed(own.vocabulary), own, where, bad)
+    read = {name: Read(column, _numbers(column)) for name, column in columns.items()}
+    only = next(iter(read))
+    if len(read) == 1 and not read[only].holds_numbers(given.get(only, ())):
+        return _tokens(only, read[only], given.get(only) or _listed(own.vocabulary), own, where, bad)
     if unknown := sorted(set(given) - set(columns)):
         raise SettingError(f"categories: {unknown[0]!r} is no input column; the inputs are {shown([*columns])}")
+    return _side_by_side(read, given, where, bad)
+
+
+def _side_by_side(
+    columns: Mapping[str, Read], given: Mapping[str, tuple[str, ...]], where: Where, bad: BadRows
+) -> Encoded:
+    """Return numbers and categories side by side."""
     parts, scaled, categories = [], [], {}
-    kept = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
+    kept = np.ones(len(next(iter(columns.values())).cells), dtype=np.bool_)
     for name, column in columns.items():
-        numbers = _numbers(column)
-        present = np.asarray([as_text(cell) != "" for cell in column], dtype=np.bool_)
-        if name in given or not _holds_numbers(column):
+        if name in given or not column.holds_numbers():
             categories[name] = given.get(name) or _found(name, column)
             part, broken = _one_hot(column, categories[name])
             why = f"is not among the categories {shown(categories[name])}"
         else:
-            part, broken, why = numbers[:, None], present & ~np.isfinite(numbers), "is no number"
+            part, broken, why = column.numbers[:, None], column.present & ~np.isfinite(column.numbers), "is no number"
         for row in np.flatnonzero(broken & kept).tolist():
-            bad.add(where(row), f"{as_text(column[row])!r} in column {name!r} {why}")
+            bad.add(where(row), f"{column.names[row]!r} in column {name!r} {why}")
         kept &= ~broken
         parts.append(part)
         scaled += [name not in categories] * part.shape[1]
@@ -107,13 +144,12 @@ def _first(column: Column) -> Any:
 
 def _numbers(column: Column) -> Floats:
     """Return a column as numbers, NaN where a cell is none."""
-    return np.asarray([_number(cell) for cell in column], dtype=np.float32)
-
-
-def _holds_numbers(column: Column) -> bool:
-    """Return whether more than half of the cells that are there are numbers."""
-    present = sum(as_text(cell) != "" for cell in column)
-    return bool((~np.isnan(_numbers(column))).sum() * 2 > present)
+    try:
+        numbers = column.astype(np.float64)
+    except (TypeError, ValueError):
+        numbers = np.asarray([_number(cell) for cell in column], dtype=np.float64)
+    with np.errstate(over="ignore"):  # what is too large becomes inf, which is a bad cell
+        return numbers.astype(np.float32)
 
 
 def _number(cell: Any) -> float:
@@ -123,9 +159,9 @@ def _number(cell: Any) -> float:
         return math.nan
 
 
-def _found(name: str, column: Column) -> tuple[str, ...]:
-    found = sort_names(filter(None, map(as_text, column)))
-    if len(found) > MOST_CATEGORIES or not found:
+def _found(name: str, column: Read) -> tuple[str, ...]:
+    found = sort_names(filter(None, set(column.names)))
+    if len(found) > MOST_CATEGORIES:
         raise SettingError(
             f"column {name!r} holds {len(found)} different texts; name the input columns without it in columns, or "
             f"list its values in categories (at most {MOST_CATEGORIES} are taken from the data)"
@@ -133,11 +169,11 @@ def _found(name: str, column: Column) -> tuple[str, ...]:
     return found
 
 
-def _one_hot(column: Column, names: tuple[str, ...]) -> tuple[Floats, Bools]:
-    """Return a column of 0 and 1 for every category, and which cells are in none."""
-    number = {name: position for position, name in enumerate(names)}
-    codes = np.asarray([number.get(as_text(cell), -1 if as_text(cell) else -2) for cell in column], dtype=np.int64)
-    hot = (codes[:, None] == np.arange(len(names))).astype(np.float32)
+def _one_hot(column: Read, names: tuple[str, ...]) -> tuple[Floats, Bools]:
+    """Return a column of 0 and 1 for every category (one of 0 if there is none), and which cells are in none."""
+    number = {"": -2} | {name: position for position, name in enumerate(names)}
+    codes = np.asarray([number.get(name, -1) for name in column.names], dtype=np.int64)
+    hot = (codes[:, None] == np.arange(max(len(names), 1))).astype(np.float32)
     return hot, codes == -1
 
 
@@ -155,10 +191,10 @@ def _listed(vocabulary: str) -> tuple[str, ...]:
 
 
 def _tokens(
-    name: str, column: Column, known: tuple[str, ...], own: OwnDataSettings, where: Where, bad: BadRows
+    name: str, column: Read, known: tuple[str, ...], own: OwnDataSettings, where: Where, bad: BadRows
 ) -> Encoded:
     """Return the texts of a column as rows of token ids."""
-    texts = [words.words_of(as_text(cell)) for cell in column]
+    texts = [words.words_of(name) for name in column.names]
     kept = np.asarray([bool(text) for text in texts], dtype=np.bool_)
     for row in np.flatnonzero(~kept).tolist():
         bad.add(where(row), f"column {name!r} holds no word")

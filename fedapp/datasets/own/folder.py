@@ -1,23 +1,24 @@
 """The data set ``folder``: images under ``<domain or client>/<class>/``, or under ``<class>/``.
 
-A folder ``train`` beside a folder ``test`` at the top makes them the data set's own parts. Grey images become RGB, all
-are resized to ``image-size``; files and folders whose names begin with a dot are left out. The top folder names the
-domain, or the client where ``client-column`` is set.
+Folders named train, val and test at the top, if there are no others, are parts of the data set, see :mod:`parts`. Grey
+images become RGB, all are resized to ``image-size``; files and folders whose names begin with a dot are left out. The
+top folder names the domain, or the client where ``client-column`` is set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedapp.config import DataSettings, SettingError
 from fedapp.datasets.base import Pool, Source
+from fedapp.datasets.own.parts import TRAIN, part_of, train_first
 from fedapp.datasets.own.pictures import Origin, pixels
-from fedapp.datasets.own.reading import BadRows, Rows, root_of, to_pool
+from fedapp.datasets.own.reading import BadRows, Rows, as_text, root_of, to_pool
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-PARTS = {"train", "test"}
 
 
 def load(settings: DataSettings) -> Pool:
@@ -32,35 +33,47 @@ def load(settings: DataSettings) -> Pool:
     root = root_of(settings)
     images_in = [path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
     files = sorted(path for path in images_in if not any(part[0] == "." for part in path.relative_to(root).parts))
-    places = [path.relative_to(root).parts[:-1] for path in files]
-    parted = {place[0] for place in places if place} == PARTS
-    places = [place[parted:] for place in places]
-    depths = {len(place) for place in places}
-    if depths not in ({1}, {2}):
-        found = "no image" if not files else f"images {sorted(depths)} folders deep"
-        raise SettingError(
-            f"{root} holds {found}; lay images out as <class>/*.png, or all as <domain or client>/<class>/*.png"
-        )
+    tests = _parts({path.relative_to(root).parts[0] for path in files}, str(root))
+    files.sort(key=lambda path: tests.get(_top(root, path), False))  # training images first
+    places = [path.relative_to(root).parts[bool(tests) : -1] for path in files]
+    depths = {len(place): path for path, place in zip(files, places, strict=True)}
+    if set(depths) not in ({1}, {2}):
+        raise SettingError(_misplaced(root, depths, tests))
     bad = BadRows(settings.own.bad_rows)
     images, readable = pixels(files, Origin(files), settings.own.image_size, lambda row: str(files[row]), bad)
     files = [path for path, good in zip(files, readable, strict=True) if good]
     places = [place for place, good in zip(places, readable, strict=True) if good]
-    groups = [place[0] for place in places] if depths == {2} else None
+    groups = [as_text(place[0]) for place in places] if 2 in depths else None
     rows = Rows(
         inputs=images,
-        labels=[place[-1] for place in places],
+        labels=[as_text(place[-1]) for place in places],
         where=lambda row: str(files[row]),
         clients=groups if settings.own.client_column else None,
         domains=None if settings.own.client_column else groups,
-        is_test=np.asarray([_part(root, path) == "test" for path in files]) if parted else None,
+        is_test=np.asarray([tests[_top(root, path)] for path in files]) if tests else None,
     )
     pool = to_pool(rows, settings.own, bad)
     bad.log(settings.dataset)
     return pool
 
 
-def _part(root: Path, path: Path) -> str:
+def _top(root: Path, path: Path) -> str:
     return path.relative_to(root).parts[0]
+
+
+def _parts(tops: Collection[str], root: str) -> dict[str, bool]:
+    """Return whether each top folder is of the test part; nothing if they are no parts."""
+    parts = {top: part_of(top, whole=True) for top in sorted(tops)}
+    kinds = set(parts.values())
+    return train_first(parts, root) if TRAIN in kinds and len(kinds) > 1 and "" not in kinds else {}
+
+
+def _misplaced(root: Path, depths: Mapping[int, Path], tests: Collection[str]) -> str:
+    """Say where images lie that do not lie as they should, one for every depth."""
+    found = " and ".join(str(path.relative_to(root)) for _, path in sorted(depths.items()))
+    held = f"images such as {found}" if found else "no image"
+    within = f" within each of {', '.join(tests)}" if tests else ""
+    return f"{root} holds {held}; lay images out{within} as <class>/*.png, or all as <domain or client>/<class>/*.png"
 
 
 SOURCE = Source(

@@ -9,6 +9,7 @@ with ``data-root`` (on a device ``data-path``; "" if there is none) and returns 
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.config import DataSettings, SettingError
-from fedapp.datasets.base import Pool, Source
+from fedapp.datasets.base import Bools, Pool, Source
 from fedapp.datasets.own.reading import BadRows, Rows, as_text, to_pool
 
 COLUMNS = ("labels", "clients", "domains", "is_test")
@@ -57,7 +58,7 @@ def load(settings: DataSettings) -> Pool:
         where=lambda row: f"{name} row {rows[row]}",
         clients=texts.get("clients"),
         domains=texts.get("domains"),
-        is_test=columns["is_test"][rows].astype(np.bool_) if "is_test" in columns else None,
+        is_test=_flags(columns["is_test"], name)[rows] if "is_test" in columns else None,
         vocabulary=_vocabulary(inputs, made.get("vocabulary"), name),
     )
     pool = to_pool(read, settings.own, bad)
@@ -72,12 +73,18 @@ def _called(name: str, root: str) -> Mapping[str, Any]:
         raise SettingError(f"data-callable = {name!r} must be module:function, as my_data:load")
     try:
         call = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs the user's module, which may raise anything
         raise SettingError(
-            f"data-callable = {name!r} cannot be imported: {error}; install it where the app runs, or put its folder "
-            "on PYTHONPATH before the SuperLink or SuperNode starts"
+            f"data-callable = {name!r} cannot be imported ({type(error).__name__}: {error}); mend it, install it where "
+            "the app runs, or put its folder on PYTHONPATH before the SuperLink or SuperNode starts"
         ) from error
-    made = call(root)
+    try:
+        made = call(root)
+    except Exception as error:  # so may the function
+        raise SettingError(
+            f"data-callable = {name!r} raised {type(error).__name__}: {error}; mend it so that {function}({root!r}) "
+            "returns (inputs, labels)"
+        ) from error
     if isinstance(made, tuple) and len(made) == 2:
         made = dict(zip(KEYS, made, strict=False))
     if not isinstance(made, Mapping) or not {"inputs", "labels"} <= set(made) <= set(KEYS):
@@ -109,16 +116,27 @@ def _inputs(array: NDArray[Any], name: str) -> NDArray[Any]:
     )
 
 
+def _flags(array: NDArray[Any], name: str) -> Bools:
+    if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():  # texts are true, "False" among them
+        raise SettingError(f"{name} returned is_test of {array.dtype}; return true or false for every sample")
+    return array.astype(np.bool_)
+
+
 def _vocabulary(inputs: NDArray[Any], size: Any, name: str) -> int:
     """Return how many token ids there are, 0 if inputs are no tokens."""
     if inputs.dtype != np.int64:
         return 0
-    if size is None or not 0 <= int(inputs.min()) <= int(inputs.max()) < int(size):
-        raise SettingError(
-            f"{name} returned token ids {inputs.min()} to {inputs.max()} and vocabulary {size}; return as vocabulary "
-            "the number of ids, which are to run from 0 (padding) to below it"
-        )
-    return int(size)
+    wrong = (
+        f"{name} returned token ids {inputs.min()} to {inputs.max()} and vocabulary {size!r}; return as vocabulary the "
+        "number of ids, a whole number; they are to run from 0 (padding) to below it"
+    )
+    try:
+        count = operator.index(size)
+    except TypeError as error:
+        raise SettingError(wrong) from error
+    if not 0 <= int(inputs.min()) <= int(inputs.max()) < count:
+        raise SettingError(wrong)
+    return count
 
 
 SOURCE = Source(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedapp.datasets.base import Bools, Pool
 Names = Sequence[str]
 Where = Callable[[int], str]
 MOST_NAMED = 5
+WHOLE = re.compile(r"-?(0)\.0+|(-?[1-9][0-9]*)\.0+")
 
 logger = logging.getLogger(__name__)
 
@@ -85,15 +87,18 @@ def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
     Args:
         rows: What was read.
         own: The settings; ``label_names`` wins over the names that the rows bring.
-        bad: Where rows without a label, or with an unknown one, are noted.
+        bad: Where rows without a label, client or domain, or with an unknown label, are noted.
 
     Raises:
         SettingError: If no row is left, or a bad row stops.
     """
-    names = names_of(own.label_names, "label-names") or tuple(rows.names) or sort_names(filter(None, rows.labels))
+    kept = _owned(rows, bad)
+    found = sort_names(label for label, good in zip(rows.labels, kept, strict=True) if good and label)
+    given = cells_of(names_of(own.label_names, "label-names"), "label-names")
+    names = given or cells_of(rows.names, "the data set") or found
     number = {name: position for position, name in enumerate(names)}
-    kept = np.ones(len(rows.labels), dtype=np.bool_)
-    for row, label in enumerate(rows.labels):
+    for row in np.flatnonzero(kept).tolist():
+        label = rows.labels[row]
         if label not in number:
             kept[row] = False
             bad.add(rows.where(row), f"label {label!r} is not among {shown(names)}" if label else "it has no label")
@@ -116,6 +121,16 @@ def to_pool(rows: Rows, own: OwnDataSettings, bad: BadRows) -> Pool:
         vocabulary=rows.vocabulary,
         columns=rows.columns,
     )
+
+
+def _owned(rows: Rows, bad: BadRows) -> Bools:
+    """Return which rows say whose they are, where the data name clients or domains."""
+    kept = np.ones(len(rows.labels), dtype=np.bool_)
+    for what, column in (("client", rows.clients), ("domain", rows.domains)):
+        for row in [row for row, name in enumerate(column or ()) if not name and kept[row]]:
+            kept[row] = False
+            bad.add(rows.where(row), f"it names no {what}")
+    return kept
 
 
 def _numbered(column: Names | None, kept: Bools) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
@@ -165,7 +180,29 @@ def categories_of(text: str) -> dict[str, tuple[str, ...]]:
     listed = _json(text, "categories")
     if not isinstance(listed, dict) or not all(isinstance(values, list) for values in listed.values()):
         raise SettingError(f'categories = {text!r} must be like {{"colour": ["red", "blue"]}}')
-    return {column: names_of(json.dumps(values), f"categories of {column}") for column, values in listed.items()}
+    names = {column: names_of(json.dumps(values), f"categories of {column}") for column, values in listed.items()}
+    return {column: cells_of(values, f"categories of {column}") for column, values in names.items()}
+
+
+def cells_of(names: Names, key: str) -> tuple[str, ...]:
+    """Return given names of labels or categories as those of cells are, see :func:`as_text`.
+
+    Raises:
+        SettingError: If two of them are one.
+
+    Example:
+        >>> cells_of(["2.0", "cat"], "label-names")
+        ('2', 'cat')
+    """
+    cells: dict[str, str] = {}
+    for name in names:
+        cell = as_text(name)
+        if cell in cells:
+            raise SettingError(
+                f"{key} names both {cells[cell]!r} and {name!r}, which are one name, {cell!r}; name it once"
+            )
+        cells[cell] = name
+    return tuple(cells)
 
 
 def _json(text: str, key: str) -> Any:
@@ -176,17 +213,23 @@ def _json(text: str, key: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Return a cell as a name: "" for a missing one, 1 and 1.0 alike.
+    """Return a cell as a name: "" for a missing one, 1 and 1.0 alike whether they are numbers or texts.
+
+    Of texts only a fraction of zeros is dropped: 007, 1.5, 1.10 and 1e3 stay as they are.
 
     Example:
         >>> as_text(1.0), as_text(" cat "), as_text(None), as_text(float("nan")), as_text(float("inf"))
         ('1', 'cat', '', '', 'inf')
+        >>> as_text("-3.00"), as_text("007.0"), as_text("1.10")
+        ('-3', '007.0', '1.10')
     """
     if value is None or value != value:
         return ""
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
-    return str(value).strip()
+    text = str(value).strip()
+    whole = WHOLE.fullmatch(text) if text.endswith("0") else None
+    return text if whole is None else whole[1] or whole[2]
 
 
 def shown(names: Names) -> str:

@@ -1,7 +1,7 @@
 """The data sets ``csv``, ``parquet`` and ``hf-disk``: rows with named columns, labels among them.
 
-``data-root`` is one file, or a folder of files: those whose names begin with ``test`` are the test part. An hf-disk is
-what ``save_to_disk`` of the ``datasets`` library wrote. The columns become inputs as :mod:`columns` says.
+``data-root`` is one file, or a folder of files, of which :mod:`parts` says what the test part is. An hf-disk is what
+``save_to_disk`` of the ``datasets`` library wrote. The columns become inputs as :mod:`columns` says.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedapp.config import DataSettings, OwnDataSettings, SettingError
-from fedapp.datasets.base import Ints, Pool, Source
+from fedapp.datasets.base import Bools, Ints, Pool, Source
 from fedapp.datasets.own.columns import Column, Encoded, encode, is_picture
+from fedapp.datasets.own.decimals import with_points
+from fedapp.datasets.own.parts import part_of, part_within, train_first
 from fedapp.datasets.own.pictures import Origin, pixels
-from fedapp.datasets.own.reading import BadRows, Rows, as_text, names_of, root_of, shown, to_pool
+from fedapp.datasets.own.reading import BadRows, Rows, as_text, categories_of, names_of, root_of, shown, to_pool
 
 if TYPE_CHECKING:
     import datasets
@@ -38,6 +40,8 @@ class Table:
         file: From which file each row is, int (N,).
         line: Which line, or row from 0, of its file it is, int (N,).
         unit: What ``line`` counts.
+        tests: Whether each file is of the test part, bool (files,).
+        delimiters: What separates the fields of the files, if they are texts.
         names: The names of the classes, if the files declare them.
     """
 
@@ -46,6 +50,8 @@ class Table:
     file: Ints
     line: Ints
     unit: str
+    tests: Bools
+    delimiters: frozenset[str] = frozenset()
     names: Sequence[str] = ()
 
     def where(self, row: int) -> str:
@@ -77,7 +83,7 @@ def _rows(table: Table, own: OwnDataSettings, bad: BadRows) -> Rows:
     inputs = _inputs(table, special, own, bad)
     rows = np.flatnonzero(inputs.kept)
     columns = {key: _names(table.columns[name], rows) for key, name in special.items() if name}
-    is_test = np.asarray([path.name.startswith("test") for path in table.files], dtype=np.bool_)[table.file[rows]]
+    is_test = table.tests[table.file[rows]]
     return Rows(
         inputs=inputs.values,
         labels=columns["label-column"],
@@ -102,7 +108,11 @@ def _inputs(table: Table, special: Mapping[str, str], own: OwnDataSettings, bad:
     picked = _picked(table, special, own)
     pictures = [column for column in picked if is_picture(table.columns[column])]
     if not pictures:
-        return encode({column: table.columns[column] for column in picked}, own, table.where, bad)
+        cells = {column: table.columns[column] for column in picked}
+        if table.delimiters:
+            numeric = {column: cells[column] for column in picked if column not in categories_of(own.categories)}
+            cells |= with_points(numeric, table.delimiters)
+        return encode(cells, own, table.where, bad)
     if len(pictures) > 1 or len(chosen) > 1:
         raise SettingError(f"columns {shown(chosen or pictures)} hold several inputs; name one image column in columns")
     origin = Origin(table.files, pictures[0])
@@ -119,22 +129,27 @@ def _names(column: Column, rows: Ints) -> list[str]:
     return [as_text(value) for value in column[rows].tolist()]
 
 
-def _files(root: Path, suffix: str) -> list[Path]:
-    """Return the one file, or the files of a folder, training parts first."""
-    found = [root] if root.is_file() else sorted(root.rglob(f"*{suffix}"))
+def _files(root: Path, suffix: str) -> dict[Path, bool]:
+    """Return the one file, or the files of a folder, training parts first, and whether each is of the test part."""
+    if root.is_file():
+        return {root: False}
+    found = sorted(root.rglob(f"*{suffix}"))
     if not found:
         raise SettingError(f"{root} holds no *{suffix}; say where your data lie with data-root")
-    return sorted(found, key=lambda path: path.name.startswith("test"))
+    return train_first({path: part_within(*path.relative_to(root).parts) for path in found}, str(root))
 
 
 def _read_csv(root: Path, bad: BadRows) -> Table:
     """Read CSV files with one header; a line with too many or too few fields is a bad row."""
-    files = _files(root, ".csv")
+    tests = _files(root, ".csv")
+    files = list(tests)
+    delimiters = set()
     header: list[str] = []
     lines: list[list[str]] = []
     place: list[tuple[int, int]] = []
     for position, path in enumerate(files):
-        own, reader = _open_csv(path)
+        delimiter, own, reader = _open_csv(path)
+        delimiters.add(delimiter)
         header = header or own
         if own != header:
             raise SettingError(f"{path} has the columns {shown(own)}, {files[0]} has {shown(header)}; make them equal")
@@ -150,62 +165,68 @@ def _read_csv(root: Path, bad: BadRows) -> Table:
     cells[np.frompyfunc(MISSING.__contains__, 1, 1)(cells).astype(np.bool_)] = None  # a np.str_ array is all as wide
     where = np.asarray(place, dtype=np.int64)
     columns = {name: cells[:, index] for index, name in enumerate(header)}
-    return Table(columns, files, where[:, 0], where[:, 1], "line")
+    parts = np.asarray([*tests.values()], dtype=np.bool_)
+    return Table(columns, files, where[:, 0], where[:, 1], "line", parts, frozenset(delimiters))
 
 
-def _open_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header of a file and its other lines, each with its number; empty lines are left out."""
+def _open_csv(path: Path) -> tuple[str, list[str], list[tuple[int, list[str]]]]:
+    """Return delimiter and header of a file and its other lines, each with its number; empty lines are left out."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(DELIMITERS, key=first.count))
+            delimiter = max(DELIMITERS, key=first.count)
+            reader = csv.reader(file, delimiter=delimiter)
             numbered = [(reader.line_num, [field.strip() for field in fields]) for fields in reader if fields]
     except (OSError, ValueError, csv.Error) as error:
         raise SettingError(f"{path} cannot be read: {error}; save it as CSV in UTF-8") from error
     header = numbered[0][1] if numbered else []
     if not header or len(set(header)) < len(header) or not all(header):
         raise SettingError(f"{path} begins with {shown(header)!r}; the first line must name every column, each once")
-    return header, numbered[1:]
+    return delimiter, header, numbered[1:]
 
 
 def _read_features(kind: str, root: Path, label: str) -> Table:
     """Read what the ``datasets`` library wrote, or parquet files of anyone's."""
-    splits = _load_disk(root) if kind == "hf-disk" else _load_parquet(root)
-    files = [Path(path) for path in splits]
+    tests, splits = _load_disk(root) if kind == "hf-disk" else _load_parquet(root)
+    files = list(tests)
     columns: dict[str, list[Any]] = {}
-    for path, split in splits.items():
+    for path, split in zip(files, splits, strict=True):
         cells = _cells(split)
         if columns and set(cells) != set(columns):
             raise SettingError(f"{path} has the columns {shown([*cells])}, {files[0]} has {shown([*columns])}")
         for name, column in cells.items():
             columns.setdefault(name, []).append(column)
-    sizes = [len(split) for split in splits.values()]
-    feature = next(iter(splits.values())).features.get(label)
+    sizes = [len(split) for split in splits]
+    feature = splits[0].features.get(label)
     return Table(
         columns={name: np.concatenate(parts) for name, parts in columns.items()},
         files=files,
         file=np.repeat(np.arange(len(sizes)), sizes),
         line=np.concatenate([np.arange(size) for size in sizes]),
         unit="row",
+        tests=np.asarray([*tests.values()], dtype=np.bool_),
         names=getattr(feature, "names", None) or (),
     )
 
 
-def _load_parquet(root: Path) -> dict[str, datasets.Dataset]:
+def _load_parquet(root: Path) -> tuple[dict[Path, bool], list[datasets.Dataset]]:
+    """Return the files, as :func:`_files` does, and what each holds."""
     import datasets
     import pyarrow.parquet as pq
 
-    splits = {}
-    for path in _files(root, ".parquet"):
+    files = _files(root, ".parquet")
+    splits = []
+    for path in files:
         try:
-            splits[str(path)] = datasets.Dataset(pq.read_table(path))
+            splits.append(datasets.Dataset(pq.read_table(path)))
         except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
             raise SettingError(f"{path} cannot be read: {error}; copy it again") from error
-    return splits
+    return files, splits
 
 
-def _load_disk(root: Path) -> dict[str, datasets.Dataset]:
+def _load_disk(root: Path) -> tuple[dict[Path, bool], list[datasets.Dataset]]:
+    """Return the folders of the splits, training parts first, whether each is of the test part, and what it holds."""
     import datasets
 
     try:
@@ -215,9 +236,9 @@ def _load_disk(root: Path) -> dict[str, datasets.Dataset]:
             f"{root} is no data set on disk: {error}; data-root must be the folder that save_to_disk wrote"
         ) from error
     if isinstance(loaded, datasets.Dataset):
-        return {str(root): loaded}
-    ordered = sorted(loaded, key=lambda split: split.startswith("test"))
-    return {str(root / split): loaded[split] for split in ordered}
+        return {root: False}, [loaded]
+    tests = train_first({root / split: part_of(split) for split in loaded}, str(root))
+    return tests, [loaded[path.name] for path in tests]
 
 
 def _cells(split: datasets.Dataset) -> dict[str, Column]:

@@ -1,7 +1,5 @@
 """Every kind of own data: three clients, of which one lacks a class, and what is bad in them."""
 
-import csv
-import io
 import json
 import logging
 import tracemalloc
@@ -11,26 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import fedapp.datasets as data
-from fedapp.config import DataSettings, OwnDataSettings, SettingError
 from fedapp.datasets import NodeData, Pool, load_node, load_pool
-
-ROWS = [  # age, colour, whose, domain, label; client c has no dog
-    *((age, colour, "a", "town", label) for age, colour, label in [(1, "red", "cat"), (3, "blue", "dog")] * 4),
-    *((age, colour, "b", "land", label) for age, colour, label in [(10, "red", "dog"), (20, "red", "cat")] * 4),
-    *((age, colour, "c", "land", label) for age, colour, label in [(5, "blue", "cat"), (7, "red", "cat")] * 4),
-]
-NAMES = ("age", "colour", "owner", "place", "label")
-
-
-def settings(dataset: str, root: Path | str, changes: dict[str, Any] | None = None, **own: Any) -> DataSettings:
-    return DataSettings(dataset=dataset, data_root=str(root), own=OwnDataSettings(**own), **(changes or {}))
-
-
-def nodes(chosen: DataSettings, count: int = 3) -> list[NodeData]:
-    return [load_node(chosen, index, count) for index in range(count)]
+from tests.datasets.own.examples import (
+    GROUPS,
+    ROWS,
+    function,
+    message,
+    nodes,
+    picture,
+    settings,
+    write_csv,
+    write_images,
+)
 
 
 def assert_third_lacks_dogs(made: list[NodeData]) -> None:
@@ -42,36 +34,6 @@ def assert_third_lacks_dogs(made: list[NodeData]) -> None:
         node.train.x.dtype in (torch.float32, torch.int64) and node.train.y.dtype == torch.int64 for node in made
     )
     assert all(torch.isfinite(node.train.x).all() for node in made)
-
-
-def write_csv(path: Path, rows: list[Any], names: tuple[str, ...] = NAMES, delimiter: str = ",") -> Path:
-    with path.open("w", newline="") as file:
-        csv.writer(file, delimiter=delimiter).writerows([names, *rows])
-    return path
-
-
-def picture(value: int, mode: str = "RGB", side: int = 20) -> bytes:
-    buffer = io.BytesIO()
-    Image.new(mode, (side, side), value if mode == "L" else (value, 0, 255 - value)).save(buffer, format="png")
-    return buffer.getvalue()
-
-
-def write_images(root: Path, groups: dict[str, list[str]]) -> None:
-    for number, (group, labels) in enumerate(groups.items()):
-        for label in labels:
-            folder = root / group / label
-            folder.mkdir(parents=True)
-            for image in range(4):
-                (folder / f"{image}.png").write_bytes(picture(40 * number + image, "L" if label == "dog" else "RGB"))
-
-
-GROUPS = {"amy": ["cat", "dog"], "ben": ["cat", "dog"], "cem": ["cat"]}
-
-
-def message(chosen: DataSettings) -> str:
-    with pytest.raises(SettingError) as caught:
-        load_pool(chosen)
-    return str(caught.value)
 
 
 # ---- folder --------------------------------------------------------------------------------------
@@ -336,13 +298,6 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 # ---- callable ------------------------------------------------------------------------------------
-
-
-def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> DataSettings:
-    name = f"own_data_{abs(hash(body))}"
-    (tmp_path / f"{name}.py").write_text(f"import numpy as np\nimport torch\n\n\ndef load(root):\n    {body}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return settings("callable", tmp_path, data_callable=f"{name}:load")
 
 
 def test_callable_by_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
