@@ -32,8 +32,9 @@ def test_preset_is_of_settings_that_exist(name: str) -> None:
     assert source.has_domains
     parse_augment(config.training.augment)
     assert preset.clean in ("", *PRESETS)
+    assert bool(preset.clean) == bool(preset.habits)
     if preset.clean:
-        assert preset.habits
+        assert PRESETS[preset.clean].settings["validation-fraction"]
         assert not PRESETS[preset.clean].habits
         assert PRESETS[preset.clean].clients == preset.clients
 
@@ -90,6 +91,31 @@ def test_office_paper_gives_every_client_all_ten_classes(registry: dict[str, Sou
         assert [len(share.test) for share in shares[6:]] == [224, 190, 58, 30]
 
 
+def test_clean_office_uses_every_image_and_tests_on_four_of_ten(registry: dict[str, Source]) -> None:
+    sizes = (1123, 958, 295, 157)
+    pool = pool_of(office_caltech.REPOSITORY.domains, sizes, np.zeros(sum(sizes), dtype=bool))
+    registry["office-caltech10"] = Source("office-caltech10", lambda _: pool, "small", 10, (3, 2, 2), True)
+    shares = data.load_shares(parse(RunConfig, settings_of("office-clean")).data, PRESETS["office-clean"].clients)
+    assert pool.domains is not None
+    held = [set(pool.domains[share.train].tolist()) for share in shares]
+    assert held == [{client % 4} for client in range(10)]
+    tests = np.bincount(pool.domains[np.concatenate([share.test for share in shares])])
+    # n - floor(0.6 n) of clients with 374, 374, 375 images; 319, 319, 320; 147, 148; 78, 79
+    assert tests.tolist() == [3 * 150, 3 * 128, 59 + 60, 2 * 32]
+    everything = [part for share in shares for part in (share.train, share.validation, share.test)]
+    assert sorted(np.concatenate(everything).tolist()) == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_paper_presets_train_as_the_papers_say(name: str) -> None:
+    config = parse(RunConfig, settings_of(name))
+    training = config.training
+    got = (config.num_server_rounds, training.local_epochs, training.batch_size, training.learning_rate)
+    fedsap = name.startswith(("digits", "office"))
+    assert got == ((100, 10, 64, 0.01) if fedsap else (300, 5, 100, 0.01))
+    assert (training.momentum, training.weight_decay) == ((0.9, 5e-4) if fedsap else (0.0, 0.0))
+
+
 def images(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(256, size=(count, 16, 16, 3), dtype=np.uint8)
 
@@ -97,18 +123,18 @@ def images(count: int) -> np.ndarray:
 @pytest.mark.parametrize("has_test", [False, True])
 def test_images_changed_once_are_four_of_five_or_the_training_part(has_test: bool) -> None:
     before, is_test = images(50), np.arange(50) >= (30 if has_test else 50)
-    made = augmented_once({"images": before, "labels": np.zeros(50, dtype=np.int64), "is_test": is_test})
+    made = augmented_once({"images": before.copy(), "labels": np.zeros(50, dtype=np.int64), "is_test": is_test})
     changed = (made["images"] != before).any(axis=(1, 2, 3))
     chosen = 30 if has_test else 40
     assert chosen - 3 <= changed.sum() <= chosen  # a crop may be the whole image
     assert not (changed & is_test).any()
     assert not made["is_test"].any()
-    again = augmented_once({"images": before, "labels": np.zeros(50, dtype=np.int64), "is_test": is_test})
+    again = augmented_once({"images": before.copy(), "labels": np.zeros(50, dtype=np.int64), "is_test": is_test})
     np.testing.assert_array_equal(made["images"], again["images"])
 
 
 def test_changed_image_keeps_its_brightness_and_size() -> None:
     grey = np.full((20, 16, 16, 3), 77, dtype=np.uint8)
     none = np.zeros(20, dtype=bool)
-    made = augmented_once({"images": grey, "labels": np.zeros(20, dtype=np.int64), "is_test": none})
+    made = augmented_once({"images": grey.copy(), "labels": np.zeros(20, dtype=np.int64), "is_test": none})
     np.testing.assert_array_equal(made["images"], grey)
