@@ -111,11 +111,14 @@ class ClientUpdate:
     Attributes:
         own_shapes: True if the model that the client keeps has the shapes of the one that was built for it; False if
             :meth:`receive` puts another in its place, which is then kept, and not loaded into the one built.
+        adapts: True if a client that takes no part can train on what the method sends it; False if what is sent is the
+            answer itself.
         epoch: The current pass over the samples, from 0.
         epochs: Passes of this round.
     """
 
     own_shapes: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
 
     def __init__(self, params: Any, local: Local) -> None:
         self.params = params

@@ -138,8 +138,8 @@ class TrainingSettings:
     local_epochs: int = setting(5, "passes over the local training data in a round", low=1)
     newcomer_epochs: int = setting(
         5,
-        "passes of a client that takes no part (leave-domain, leave-clients) over its training data, with a model of "
-        "its own from the start, before it is evaluated by the name left-out-adapted; 0 = it is not",
+        "passes of a client that takes no part (leave-domain, leave-clients) over its own training data, afresh in "
+        "every evaluated round, before it is evaluated by the name left-out-adapted; 0 = it is not",
         low=0,
     )
     min_local_steps: int = setting(

@@ -397,11 +397,29 @@ def test_a_client_left_out_is_for_the_others_as_if_it_did_not_exist(federation, 
         assert [reply.client for reply in record.left_out] == ["0"]
         assert record.left_out[0].num_examples == len(Federation.test[0].y)
         left_out = {key: found for key, found in record.evaluations.items() if key.startswith("left-out")}
-        assert "left-out" in left_out
+        assert ("left-out" in left_out, "left-out-adapted" in left_out) == (True, METHODS[name].update.adapts)
         assert all(0 <= found["all"] <= 1 for found in left_out.values())
         assert {key: found for key, found in record.evaluations.items() if key not in left_out} == alone.evaluations
         assert ("evaluate", "0") in record.traffic
         assert ("train", "0") not in record.traffic
+
+
+@every_method
+def test_a_newcomer_trains_afresh_in_every_round_and_the_others_go_on_as_if_it_had_not(federation, usual, name):
+    settings = ServerSettings(leave_clients="0", **WAIT)
+    trained, again = (federation(name).run(name, settings=settings) for _ in range(2))
+    idle = federation(name, training=replace(QUICK, newcomer_epochs=0)).run(name, settings=settings)
+    assert trained.bits() == again.bits() == idle.bits()
+    for one, same, without in zip(trained.records, again.records, idle.records, strict=True):
+        assert one.evaluations == same.evaluations
+        metrics = one.left_out[0].metrics
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert not any(key.startswith("adapted-") for key in without.left_out[0].metrics)
+        assert without.evaluations == {key: v for key, v in one.evaluations.items() if "adapted" not in key}
+        adapts = METHODS[name].update.adapts
+        assert ("adapted-accuracy" in metrics) == ("left-out-adapted" in one.evaluations) == adapts
+        assert not adapts or metrics["adapted-loss"] != metrics["loss"]
+        assert ("adapted-prototype-accuracy" in metrics) == (adapts and "prototype-accuracy" in metrics)
 
 
 @every_method

@@ -28,8 +28,8 @@ QUICK: dict[str, Any] = {
 }
 MODELS = {"fedavg": "separable-cnn", "fedsap": "small-cnn", "fedsaf": "small-cnn,separable-cnn"}
 NAMES = {
-    "fedavg": {"left-out"},
-    "fedsaf": {"left-out", "left-out-prototype"},
+    "fedavg": {"left-out", "left-out-adapted"},
+    "fedsaf": {"left-out", "left-out-prototype", "left-out-adapted", "left-out-adapted-prototype"},
     "fedsap": {"left-out", "left-out-recalibrated"},
 }
 
@@ -107,6 +107,8 @@ def test_the_report_names_the_domain_and_repeats_the_run(method: str, runs: dict
     for name, values in left_out_in(runs[method]).items():
         key = f"evaluations.{name}.domains.rendered.last"
         assert page.values()[key] == repr(values["domains"]["rendered"]["last"])
+    assert ("for 5 passes over its own training samples" in page.text) == ("left-out-adapted" in NAMES[method])
+    assert ("untrained weights, but the nearest global prototype" in page.text) == (method == "fedsaf")
 
 
 def test_an_unfinished_run_says_the_same(runs: dict[str, fedapp.api.Run]) -> None:
@@ -123,6 +125,18 @@ def test_the_others_hold_what_they_held_without_leaving_out(runs: dict[str, feda
     )
     for client, about in runs["fedsap"].described["clients"].items():
         assert about["label-counts"] == whole.described["clients"][client]["label-counts"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsaf"])
+def test_newcomers_that_do_not_train_leave_the_same_models_behind(
+    method: str, runs: dict[str, fedapp.api.Run], tmp_path: Path
+) -> None:
+    where: Any = {"clients": 5, "rounds": 2, "out": tmp_path, "leave_domain": "rendered", "domain_map": MAP}
+    without = fedapp.run(method, models=MODELS[method], newcomer_epochs=0, report=False, **where, **QUICK)
+    assert without.summary["model_sha256"] == runs[method].summary["model_sha256"]
+    assert without.summary["accuracy"] == runs[method].summary["accuracy"]
+    rest = {name: found for name, found in left_out_in(runs[method]).items() if "adapted" not in name}
+    assert left_out_in(without) == rest
 
 
 @pytest.mark.parametrize("method", ["fedsap", "fedsaf"])

@@ -20,7 +20,34 @@ MODELS = (
     ("group", "The full model of each group of clients, on the domains whose clients are mostly in that group."),
     ("deployed", "Every client's own small model, on the test samples of its own domain."),
 )
-LEFT_OUT, BY_PROTOTYPE = "left-out", "left-out-prototype"
+LEFT_OUT = "left-out"
+NEWCOMERS = (
+    (
+        LEFT_OUT,
+        "A newcomer that trained on nothing: the method's one model for everybody answers if it has one (as fedavg, "
+        "fml and fedsap do), else the first, untrained weights of the client's own model with what the server sends (a "
+        "head, or nothing at all). With untrained weights this is near chance: a baseline, not what the method gives.",
+    ),
+    (
+        f"{LEFT_OUT}{AGAIN}",
+        "The same, but BatchNorm's statistics are measured anew on the inputs of the newcomer's own training samples; "
+        "it trains on none of them.",
+    ),
+    (
+        f"{LEFT_OUT}-prototype",
+        "The same untrained weights, but the nearest global prototype answers instead of the head.",
+    ),
+    (
+        f"{LEFT_OUT}-adapted",
+        "A newcomer that joins: from its own first weights and what the server sends, it trained as the method's "
+        "clients do in a round, for {} over its own training samples, and then answered by its head. Every "
+        "evaluation starts afresh; nothing of it is kept, and the clients that take part train as without it.",
+    ),
+    (
+        f"{LEFT_OUT}-adapted-prototype",
+        "The same trained weights, but the nearest global prototype answers instead of the head.",
+    ),
+)
 ABSENT = {
     "consensus": "Outside a simulation the server has no test data, and no client that keeps the full model (keep "
     "ratio 1) evaluated it on its own.",
@@ -32,7 +59,7 @@ ABSENT = {
 def found_in(records: Records) -> Mapping[str, Line]:
     """Return what every named evaluation came to over the rounds, the known ones in order and then all others."""
     held = records.summary.get("evaluations") or {}
-    known = [name for model in (*(model for model, _ in MODELS), LEFT_OUT) for name in (model, model + AGAIN)]
+    known = [name for model, _ in MODELS for name in (model, model + AGAIN)] + [name for name, _ in NEWCOMERS]
     return {name: held[name] for name in (*known, *sorted(held)) if name in held}
 
 
@@ -97,19 +124,12 @@ def _about_left_out(records: Records, found: Mapping[str, Line]) -> Html:
     clients, domains = list(records.left_out), sorted(filter(None, set(records.left_out.values())))
     who = f"Client{'s' * (len(clients) > 1)} {', '.join(map(records.called, clients))}"
     where = f" of domain{'s' * (len(domains) > 1)} {', '.join(domains)}" if domains else ""
-    words = [
-        f"{who}{where} took no part in training. {LEFT_OUT} is how many of their test samples a newcomer answers "
-        "correctly: by the method's one model for everybody if it has one, else by the first, untrained weights of the "
-        "client's own model together with what the server sends (a head, or nothing at all)."
-    ]
-    if BY_PROTOTYPE in found:
-        words.append(f"{BY_PROTOTYPE}: the same weights, but the nearest global prototype answers instead of the head.")
-    if LEFT_OUT + AGAIN in found:
-        words.append(
-            f"{LEFT_OUT + AGAIN}: BatchNorm's statistics are measured anew on the inputs of the newcomer's own "
-            "training samples; it trains on none of them."
-        )
-    return note(" ".join(words))
+    epochs = records.settings.get("newcomer-epochs")
+    passes = "one pass" if epochs == 1 else f"{epochs} passes"
+    passes += " (more where min-local-steps asks for it)" if records.settings.get("min-local-steps") else ""
+    meanings = [tag("dt", name) + tag("dd", words.format(passes)) for name, words in NEWCOMERS if name in found]
+    told = " How many of their test samples a newcomer answers correctly:" if meanings else ""
+    return note(f"{who}{where} took no part in training.{told}") + tag("dl", *meanings)
 
 
 # ---- numbers -----------------------------------------------------------------------------------------

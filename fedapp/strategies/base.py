@@ -101,8 +101,8 @@ class PayloadStrategy(Strategy):
         return self.downlink(client)
 
     def newcomer_downlink(self, client: ClientInfo) -> Downlink:
-        """Return what a ``client`` that takes no part is evaluated on: with its first weights, all that it has."""
-        return self.evaluate_downlink(client)
+        """Return what a ``client`` that takes no part is evaluated on, as it comes and after it trained on that."""
+        return self.downlink(client)
 
     def uplink_specs(self, client: ClientInfo) -> Mapping[str, ArraySpec]:
         """Return what the arrays that ``client`` uploads must look like."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of, load_arrays
 from fedapp.config import check, setting
 from fedapp.functional.distillation import kl_divergence
-from fedapp.payload import Arrays, ClientInfo, Downlink
+from fedapp.payload import Arrays, ClientInfo, Downlink, Uplink
 from fedapp.strategies.base import Method, require_model
 from fedapp.strategies.fedavg import FedAvg
 from fedapp.strategies.held_out import is_newcomer
@@ -49,12 +49,10 @@ class FMLUpdate(ClientUpdate):
         self.shared: Any = None
 
     def receive(self, downlink: Downlink) -> None:
-        """Build the shared model and load what was sent; of evaluations only a newcomer's needs it, for its own."""
+        """Build the shared model and load what was sent; of evaluations only a newcomer's needs it."""
         if downlink.arrays:
             self.shared = self.local.companion(str(downlink.settings["shared-model"]))
             load_arrays(self.shared, downlink.arrays)
-        if is_newcomer(downlink):
-            self.model = self.shared
 
     def modules(self) -> list[nn.Module]:
         """Train both models."""
@@ -72,6 +70,13 @@ class FMLUpdate(ClientUpdate):
     def end(self, samples: LabelledSamples) -> Arrays:
         """Upload the shared model."""
         return arrays_of(self.shared)
+
+    def evaluate(self, downlink: Downlink, samples: LabelledSamples) -> Uplink:
+        """Evaluate the own model; for a newcomer, whose own is untrained, the shared one answers."""
+        if is_newcomer(downlink):
+            self.receive(downlink)
+            self.model, downlink = self.shared, Downlink()
+        return super().evaluate(downlink, samples)
 
 
 class FML(FedAvg):
@@ -97,10 +102,6 @@ class FML(FedAvg):
     def evaluate_downlink(self, client: ClientInfo) -> Downlink:
         """Send nothing: the own models are evaluated."""
         return Downlink()
-
-    def newcomer_downlink(self, client: ClientInfo) -> Downlink:
-        """Send the shared model, which a client that never took part is evaluated on."""
-        return self.downlink(client)
 
 
 METHOD = Method(

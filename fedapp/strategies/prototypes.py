@@ -270,10 +270,6 @@ class PrototypeStrategy(PrototypeCollector):
         """Send prototypes only if they predict."""
         return Downlink() if self.params.evaluate_by == "head" else self.downlink(client)
 
-    def newcomer_downlink(self, client: ClientInfo) -> Downlink:
-        """Send prototypes in any case: a client that never took part predicts by them beside its head."""
-        return self.downlink(client)
-
     def analyse(self, uplinks: Sequence[Uplink]) -> tuple[dict[str, Any], Arrays]:
         """Report besides how far every client is from the global prototypes it was sent, in shape and in basis."""
         numbers, arrays = super().analyse(uplinks)

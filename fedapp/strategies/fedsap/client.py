@@ -53,6 +53,7 @@ class FedSAPUpdate(ClientUpdate):
     """
 
     own_shapes = False
+    adapts = False
 
     def __init__(self, params: Any, local: Local) -> None:
         super().__init__(params, local)
