@@ -9,6 +9,7 @@ from fedapp.settings import (
     SettingError,
     check,
     closest,
+    count_of,
     defaults,
     flatten,
     join_pairs,
@@ -32,6 +33,7 @@ __all__ = [
     "TrainingSettings",
     "check",
     "closest",
+    "count_of",
     "defaults",
     "flatten",
     "join_pairs",
@@ -93,7 +95,13 @@ class DataSettings:
     classes_per_client: int = setting(2, "classes a client holds under flwr-pathological", low=1)
     shards_per_client: int = setting(2, "shards a client holds under flwr-shard", low=1)
     partition_seed: int = setting(1, "seed of the partition, apart from the training seed", low=0)
-    samples_per_client: int = setting(0, "keep at most this many samples of each client; 0 = all", low=0)
+    samples_per_client: int | str = setting(
+        0,
+        "keep at most this many samples of each client, or so many per cent of its training and of its test part, as "
+        "10%; 0 or empty = all",
+        low=0,
+        per_cent=True,
+    )
     domain_map: str = setting(
         "cyclic",
         "which client holds which domain: cyclic, drawn, drawn-then-each, or domains by name, as a,b,b or a=6,b=4",

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
@@ -66,6 +67,7 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    per_cent: bool = False,
 ) -> Any:
     """Declare one validated setting of a frozen dataclass.
 
@@ -77,8 +79,12 @@ def setting(
         low: The smallest valid number.
         high: The largest valid number.
         above: A number that the value must exceed.
+        per_cent: Whether a whole number may also be a per cent, which stays a text, as ``10%``; empty = the default.
     """
-    metadata = {"doc": doc, "key": key, "choices": choices, "low": low, "high": high, "above": above}
+    metadata = {
+        **{"doc": doc, "key": key, "choices": choices, "per_cent": per_cent},
+        **{"low": low, "high": high, "above": above},
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -124,6 +130,10 @@ def _check_value(key: str, value: Any, field: dataclasses.Field[Any]) -> None:
     rules = field.metadata
     if rules["choices"] and value not in rules["choices"]:
         raise SettingError(f"{key} = {value!r} is not valid; {closest(str(value), rules['choices'])}")
+    if rules["per_cent"] and isinstance(value, str):
+        if not value.endswith("%") or count_of(value, 10**9, key) > 10**9:
+            raise SettingError(f"{key} must be a whole number or at most 100%, got {value!r}; {rules['doc']}")
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(f"{key} must be a finite number, got {value}; {rules['doc']}")
     low, high, above = rules["low"], rules["high"], rules["above"]
@@ -146,6 +156,8 @@ def _convert(key: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
         if value is None or isinstance(value, Mapping):
             raise SettingError(f"{key} must be a text, got {value!r}; {field.metadata['doc']}")
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if field.metadata["per_cent"] and (not text or text.endswith("%")):
+        return text or _default(field)
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
@@ -163,6 +175,27 @@ def _convert(key: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
     except (ValueError, OverflowError):
         noun = "a whole number" if kind is int else "a number"
         raise SettingError(f"{key} must be {noun}, got {value!r}; {field.metadata['doc']}") from None
+
+
+def count_of(text: str, size: int, key: str) -> int:
+    """Read a whole number, or a per cent of ``size``, rounded down as the papers' code does, to 1 at least.
+
+    Args:
+        text: The number or the per cent, above 0.
+        size: What a per cent is of.
+        key: The setting, for the message.
+
+    Raises:
+        SettingError: If it is neither.
+
+    Example:
+        >>> count_of("600", 7_291, "samples"), count_of("1%", 7_291, "samples"), count_of("0.1%", 10, "samples")
+        (600, 72, 1)
+    """
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
+    if not match or not float(text.rstrip("%")):
+        raise SettingError(f"{key}: {text!r} is neither a whole number above 0 nor a per cent, as 1%")
+    return int(match[1]) if match[1] else max(1, math.floor(round(float(match[2]) * size, 6) / 100))
 
 
 def parse(cls: type[T], values: Mapping[str, Any], *, what: str = "setting") -> T:

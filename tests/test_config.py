@@ -143,6 +143,37 @@ def test_text_is_taken_as_it_is_and_numbers_become_text():
     assert parse(Outer, {"note": 2024}).note == "2024"
 
 
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [(40, 40), ("40", 40), (0, 0), ("0", 0), ("", 0), ("10%", "10%"), (" 2.5% ", "2.5%"), ("100%", "100%")],
+)
+def test_a_count_may_be_a_per_cent_which_stays_a_text(given, held):
+    config = parse(RunConfig, {"samples-per-client": given})
+    assert config.data.samples_per_client == held
+    assert parse(RunConfig, flatten(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        (-1, "samples-per-client must be at least 0, got -1"),
+        ("0%", "samples-per-client: '0%' is neither a whole number above 0 nor a per cent"),
+        ("-5%", "neither a whole number above 0 nor a per cent"),
+        ("ten%", "neither a whole number above 0 nor a per cent"),
+        ("101%", "samples-per-client must be a whole number or at most 100%, got '101%'"),
+        ("many", "samples-per-client must be a whole number, got 'many'"),
+        (True, "samples-per-client must be a number"),
+    ],
+)
+def test_a_count_that_is_neither_number_nor_per_cent_is_refused(value, part):
+    assert part in message_of(parse, RunConfig, {"samples-per-client": value})
+
+
+def test_other_numbers_are_no_per_cents():
+    assert "batch-size must be a whole number, got '10%'" in message_of(parse, RunConfig, {"batch-size": "10%"})
+    assert "at most 100%, got '40'" in message_of(DataSettings, samples_per_client="40")
+
+
 outers = st.builds(
     Outer,
     color=st.sampled_from(["red", "green"]),

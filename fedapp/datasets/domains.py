@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.config import SettingError, closest
+from fedapp.config import SettingError, closest, count_of
 
 Ints = NDArray[np.int64]
 
@@ -82,17 +81,17 @@ def counts_of(text: str, names: Sequence[str], sizes: Ints) -> Ints:
         Traceback (most recent call last):
         fedapp.settings.SettingError: samples-per-domain: '7.5' is neither a whole number above 0 nor a per cent, as 1%
     """
-    words = list(filter(None, re.split(r"[,\s]+", text)))
+    words, key = list(filter(None, re.split(r"[,\s]+", text))), "samples-per-domain"
     if len(words) == 1 and "=" not in words[0]:
-        return np.asarray([_count(words[0], size) for size in sizes], dtype=np.int64)
+        return np.asarray([count_of(words[0], int(size), key) for size in sizes], dtype=np.int64)
     given: dict[int, int] = {}
     for word in words:
         name, _, amount = word.partition("=")
-        position = _position(name, names, "samples-per-domain")
-        given[position] = _count(amount, sizes[position])
+        position = _position(name, names, key)
+        given[position] = count_of(amount, int(sizes[position]), key)
     missing = [name for position, name in enumerate(names) if position not in given]
     if missing:
-        raise SettingError(f"samples-per-domain = {text!r} says nothing of {', '.join(missing)}; name every domain")
+        raise SettingError(f"{key} = {text!r} says nothing of {', '.join(missing)}; name every domain")
     return np.asarray([given[position] for position in range(len(names))], dtype=np.int64)
 
 
@@ -195,11 +194,3 @@ def _whole(text: str, word: str, key: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise SettingError(f"{key}: {word!r} must give a whole number of clients above 0, as mnist=6")
     return int(text)
-
-
-def _count(text: str, size: int) -> int:
-    """Read a number, or a per cent of ``size``."""
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
-    if not match or not float(text.rstrip("%")):
-        raise SettingError(f"samples-per-domain: {text!r} is neither a whole number above 0 nor a per cent, as 1%")
-    return int(match[1]) if match[1] else max(1, math.floor(round(float(match[2]) * int(size), 6) / 100))

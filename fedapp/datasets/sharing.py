@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedapp.config import DataSettings, SettingError
+from fedapp.config import DataSettings, SettingError, count_of
 from fedapp.datasets import domains, flwr_partition, partition
 from fedapp.datasets.base import Bools, Ints, Pool
 from fedapp.datasets.partition import Share
@@ -45,12 +45,20 @@ def share_out(pool: Pool, settings: DataSettings, num_clients: int, having: Sequ
             train, test = partition.split_native(indices, is_test, rng)
         else:
             train, test = partition.split_random(indices, settings.train_fraction, rng)
-        train, test = partition.limit(train, test[:0] if shared else test, settings.samples_per_client)
+        train, test = _kept(train, test[:0] if shared else test, settings.samples_per_client)
         if shared:
             held = [shared[domain] for domain in np.unique(_domains(pool)[train]).tolist()]
             test = held[0] if len(held) == 1 else np.concatenate(held)
         shares.append(partition.hold_out(train, test, settings.validation_fraction))
     return tuple(shares)
+
+
+def _kept(train: Ints, test: Ints, amount: int | str) -> tuple[Ints, Ints]:
+    """Keep so many samples of a share, or a per cent of its training part and as large a part of its tests."""
+    if isinstance(amount, int):
+        return partition.limit(train, test, amount)
+    count = count_of(amount, len(train), "samples-per-client")
+    return train[:count], test[: len(test) * count // len(train)]
 
 
 def _split(pool: Pool, settings: DataSettings) -> str:

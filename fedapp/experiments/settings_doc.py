@@ -69,6 +69,7 @@ def allowed(field: dataclasses.Field[Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in rules["choices"])
     bounds = {">=": rules["low"], ">": rules["above"], "<=": rules["high"]}
     texts = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None and bound < 2**53]
+    texts += ["or a per cent"] if rules["per_cent"] else []
     if texts:
         return ", ".join(texts)
     return {bool: "`true`, `false`", str: "text"}.get(type(field.default), "number")

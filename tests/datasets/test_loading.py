@@ -179,6 +179,21 @@ def test_samples_per_client_keeps_the_ratio_and_a_part_of_the_same_share(registr
         assert torch.equal(part.train.x, all_of_it.train.x[:30])
 
 
+def test_samples_per_client_may_be_a_per_cent_of_each_clients_own_share(registry: Any) -> None:
+    whole = nodes_of(small_pool(1000), 3, partition="dirichlet", dirichlet_alpha=1.0)
+    thinned = nodes_of(small_pool(1000), 3, partition="dirichlet", dirichlet_alpha=1.0, samples_per_client="10%")
+    assert len({len(node.train) for node in whole}) == 3  # so that a per cent is another number for everyone
+    for all_of_it, part in zip(whole, thinned, strict=True):
+        kept = len(all_of_it.train) // 10
+        assert (len(part.train), len(part.test)) == (kept, len(all_of_it.test) * kept // len(all_of_it.train))
+        assert torch.equal(part.train.x, all_of_it.train.x[:kept])
+
+
+def test_a_per_cent_of_few_samples_leaves_one_to_train(registry: Any) -> None:
+    for node in nodes_of(small_pool(20), 5, partition="iid", samples_per_client="1%"):
+        assert (len(node.train), len(node.test)) == (1, 0)  # of 3 and 1
+
+
 def test_validation_comes_out_of_the_training_part(registry: Any) -> None:
     without = nodes_of(small_pool(), 1, partition="iid")[0]
     node = nodes_of(small_pool(), 1, partition="iid", validation_fraction=0.2)[0]
