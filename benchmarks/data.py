@@ -8,9 +8,11 @@ Measured, imports excluded:
 * A second round in the same process: the bytes it reads from disk.
 * The exact Dirichlet rule over 60,000 samples and 1,000 clients, alpha 0.1, minimum 1: CPU time, with 100 classes, and
   with 10 and a seed by which no draw succeeds and the answer is an error that names a feasible alpha.
+* What flwr-pathological, flwr-dirichlet and flwr-inner-dirichlet cannot share out of 8,797 samples of 10 classes, until
+  it is refused with what would do: CPU time.
 * Crop and flip of CIFAR images in batches of 100 on one thread: CPU time of 10,000 images, and images a second.
 
-Targets: 5 s cold, 0.3 s later, nothing read in later rounds, 2 s, 60,000 images a second.
+Targets: 5 s cold, 0.3 s later, nothing read in later rounds, 2 s, 1 s, 60,000 images a second.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ import torch
 from measure import HEADER, print_table, start, take_turns
 
 from fedapp.augment import Augmentation, augment
-from fedapp.config import SettingError
+from fedapp.config import DataSettings, SettingError
+from fedapp.datasets import flwr_partition
 from fedapp.datasets.partition import dirichlet
 
 LOAD = """
@@ -114,6 +117,25 @@ def partitioning(repeats: int) -> list[tuple[str, ...]]:
     ]
 
 
+def refusing(repeats: int) -> list[tuple[str, ...]]:
+    """Return the rows of partitions that are not possible."""
+    labels = np.arange(8797) % 10
+
+    def refused(kind: str, clients: int, settings: DataSettings) -> None:
+        with contextlib.suppress(SettingError):
+            flwr_partition.share(flwr_partition.Task(kind, labels, None, clients, settings), np.random.RandomState(1))
+
+    timing = take_turns(
+        {
+            "flwr-pathological": lambda: refused("flwr-pathological", 5, DataSettings(classes_per_client=2)),
+            "flwr-dirichlet": lambda: refused("flwr-dirichlet", 20, DataSettings(min_partition_size=400)),
+            "flwr-inner-dirichlet": lambda: refused("flwr-inner-dirichlet", 20, DataSettings(dirichlet_alpha=1e-3)),
+        },
+        repeats,
+    )
+    return [row(f"{kind}: refused", seconds, "s", "1 s") for kind, seconds in timing.seconds.items()]
+
+
 def augmenting(batches: int, repeats: int) -> list[tuple[str, ...]]:
     """Return the row of augmentation."""
     x, generator = torch.randn(100, 3, 32, 32), torch.Generator().manual_seed(0)
@@ -138,7 +160,11 @@ def main() -> None:
     quick = start(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         rows = loading(copy_of_cifar10(Path(folder), quick), 1 if quick else 3)
-    rows += partitioning(1 if quick else 5) + augmenting(2 if quick else 100, 1 if quick else 7)
+    rows += (
+        partitioning(1 if quick else 5)
+        + refusing(1 if quick else 5)
+        + augmenting(2 if quick else 100, 1 if quick else 7)
+    )
     print_table(HEADER, rows)
 
 
