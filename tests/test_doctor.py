@@ -236,7 +236,7 @@ def test_an_unreachable_hub_is_found(tmp_path, monkeypatch):
     def unreachable(*_):
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(hub, "load_dataset", unreachable)
+    monkeypatch.setattr(hub, "load_dataset_builder", unreachable)
     monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))
     datasets._pool.cache_clear()
     finding = only_finding(look("data", dataset="cifar100")["data"])

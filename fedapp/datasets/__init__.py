@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +35,7 @@ from fedapp.datasets import (
     tiny_imagenet,
 )
 from fedapp.datasets.base import Ints, NodeData, Pool, Samples, Source
+from fedapp.datasets.node_cache import NodeCache
 from fedapp.datasets.partition import Share
 
 __all__ = [
@@ -72,12 +73,11 @@ DATASETS: dict[str, Source] = {
     **own.SOURCES,
 }
 
-NODE_CACHE_BYTES = 512 * 2**20
 BLOCK = 64  # images that are converted at a time, so that they stay in the processor's cache
 
-_nodes: OrderedDict[tuple[Source, DataSettings, int, int], NodeData] = OrderedDict()
-_nodes_lock = threading.Lock()
+_nodes = NodeCache()
 _shared: deque[tuple[Ints, Samples]] = deque(maxlen=4)
+_shared_lock = threading.Lock()
 
 
 def register(name: str, source: Source) -> None:
@@ -125,7 +125,7 @@ def load_shares(settings: DataSettings, num_clients: int) -> tuple[Share, ...]:
 def load_node(settings: DataSettings, index: int, num_clients: int) -> NodeData:
     """Return the data of one node as tensors; the same arguments give the same bits in every process.
 
-    The most recent nodes are kept in this process, up to NODE_CACHE_BYTES.
+    Nodes are kept in this process, as many as :func:`fedapp.datasets.node_cache.node_cache_bytes` allows.
 
     Args:
         settings: The data settings.
@@ -137,16 +137,11 @@ def load_node(settings: DataSettings, index: int, num_clients: int) -> NodeData:
     """
     if not 0 <= index < num_clients:
         raise SettingError(f"client index must be in [0, {num_clients}), got {index}; check partition-id")
-    key = (lookup(DATASETS, settings.dataset, "data set"), settings, index, num_clients)
-    with _nodes_lock:
-        if key in _nodes:
-            _nodes.move_to_end(key)
-            return _nodes[key]
-    node = _node(load_pool(settings), load_shares(settings, num_clients), index, settings.own.scaling)
-    with _nodes_lock:
-        _nodes[key] = node
-        while len(_nodes) > 1 and sum(kept.nbytes for kept in _nodes.values()) > NODE_CACHE_BYTES:
-            _nodes.popitem(last=False)
+    group = (lookup(DATASETS, settings.dataset, "data set"), settings, num_clients)
+    node = _nodes.get(group, index)
+    if node is None:
+        node = _node(load_pool(settings), load_shares(settings, num_clients), index, settings.own.scaling)
+        _nodes.put(group, index, node)
     return node
 
 
@@ -198,12 +193,12 @@ def _tests(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
     """Return test samples; clients that share them share the tensors."""
     if scale is not None:
         return _samples(pool, indices, scale)
-    with _nodes_lock:
+    with _shared_lock:
         for known, samples in _shared:
             if known is indices:
                 return samples
     samples = _samples(pool, indices, None)
-    with _nodes_lock:
+    with _shared_lock:
         _shared.append((indices, samples))
     return samples
 

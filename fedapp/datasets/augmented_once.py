@@ -24,7 +24,8 @@ def augmented_once(arrays: Arrays) -> Arrays:
     clients split afterwards, so that test images are changed ones too, and no training image is ever seen as it is.
 
     Args:
-        arrays: The fields of :func:`fedapp.datasets.hub.decode`.
+        arrays: The fields of :func:`fedapp.datasets.hub.decode`. The images are changed in place: DomainNet's are
+            too many to copy.
 
     Returns:
         The same fields; no sample is in a test part any more.
@@ -34,10 +35,10 @@ def augmented_once(arrays: Arrays) -> Arrays:
     chosen = np.flatnonzero(~arrays["is_test"])
     if len(chosen) == size:
         chosen = rng.permutation(size)[: int(PART * size)]
-    images = np.array(arrays["images"])
+    images = np.asarray(arrays["images"])
     for row in chosen:
         images[row] = _changed(images[row], rng)
-    return {**arrays, "images": images, "is_test": np.zeros(size, dtype=np.bool_)}
+    return {**arrays, "is_test": np.zeros(size, dtype=np.bool_)}
 
 
 def _window(width: int, height: int, rng: np.random.RandomState) -> tuple[int, int]:

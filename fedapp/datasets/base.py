@@ -89,6 +89,11 @@ class Samples:
         """Return N, the number of samples."""
         return len(self.y)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return self.x.nbytes + self.y.nbytes
+
 
 @dataclass(frozen=True, eq=False)
 class NodeData:
@@ -119,10 +124,14 @@ class NodeData:
     vocabulary: int = 0
 
     @property
+    def parts(self) -> list[Samples]:
+        """The training, test and validation samples, as far as there are any."""
+        return [self.train, self.test] + ([self.validation] if self.validation is not None else [])
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
-        parts = [self.train, self.test] + ([self.validation] if self.validation is not None else [])
-        return sum(tensor.numel() * tensor.element_size() for part in parts for tensor in (part.x, part.y))
+        return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedapp.config import DataSettings, SettingError
 from fedapp.datasets import hub
 from fedapp.datasets.base import Bytes, Pool, Source
 from fedapp.datasets.cache import Arrays, cached_arrays
-from fedapp.datasets.own.pictures import square
+from fedapp.datasets.pictures import picture
 
 VERSION = 1
 SIDE = 32
@@ -121,7 +121,7 @@ def _syn(files: Mapping[Path, tuple[int, bool]]) -> Arrays:
 
 def _picture(path: Path) -> Bytes:
     try:
-        return square(path, SIDE)
+        return picture(path, SHAPE)
     except Exception as error:  # of corrupt files Pillow raises much, SyntaxError among it
         raise SettingError(f"{path} cannot be read: {error}; copy it again") from error
 

@@ -2,16 +2,16 @@
 
 A local copy is a folder ``<data_root>/<repository id>`` with parquet files named after their split, at any depth:
 ``train.parquet``, or the hub's own ``plain_text/train-00000-of-00001.parquet``. It is read without any network access
-and without the library's own cache; images are decoded once into fedapp's cache.
+and without the library's own cache; images are decoded once into fedapp's cache, file by file and batch by batch, so
+that a set may be larger than memory.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +21,17 @@ import numpy as np
 
 from fedapp.config import DataSettings, SettingError
 from fedapp.datasets.base import Bytes, Ints, Pool
-from fedapp.datasets.cache import Arrays, cached_arrays
+from fedapp.datasets.cache import Arrays, Empty, drafted_arrays, in_memory
+from fedapp.datasets.pictures import picture
+from fedapp.datasets.splits import Splits, from_library, from_parquet
 
 if TYPE_CHECKING:
-    import datasets
-    from PIL import Image
+    import pyarrow as pa
 
 VERSION = 1
 SPLITS = ("train", "test")
 CHUNK = 250
 MOST_THREADS = 4
-FORMATS = ("PNG", "WEBP", "JPEG")
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,6 @@ class Repository:
     on_hub: bool = True
 
 
-Splits = Mapping[str, "datasets.Dataset"]
-
-
 def load(
     repository: Repository, settings: DataSettings, finish: Callable[[Arrays], Arrays] = lambda arrays: arrays
 ) -> Pool:
@@ -80,13 +77,13 @@ def load(
     Args:
         repository: Which repository.
         settings: The data settings; ``data_root`` is tried before the hub.
-        finish: What to do with the arrays of :func:`decode` before they are cached.
+        finish: What to do with the arrays of :func:`decode` before they are cached; it may change them in place.
 
     Raises:
         SettingError: If neither place has it, or a file cannot be read.
     """
     key = f"{repository.name}-v{VERSION}-{identity([repository], settings.data_root)}"
-    arrays = cached_arrays(key, lambda: finish(decode(repository, settings.data_root)))
+    arrays = drafted_arrays(key, lambda empty: finish(decode(repository, settings.data_root, empty)))
     return pool_of(repository, arrays, arrays["images"])
 
 
@@ -134,14 +131,20 @@ def fetch(repository: Repository, data_root: str) -> Splits:
         SettingError: If neither place has it, a file cannot be read, or a column is missing.
     """
     files = local_files(repository, data_root)
-    splits = _read(files) if files else _download(repository, data_root)
+    local: Splits = {split: from_parquet(paths) for split, paths in files.items()}
+    splits = local or _download(repository, data_root)
     for column in filter(None, (repository.label, repository.domain, repository.client)):
         _check_column(repository, splits, column)
     return splits
 
 
-def decode(repository: Repository, data_root: str) -> Arrays:
+def decode(repository: Repository, data_root: str, empty: Empty = in_memory) -> Arrays:
     """Return the images, labels and whatever else a repository of images has, the training split first.
+
+    Args:
+        repository: Which repository.
+        data_root: Folder with local copies, or "".
+        empty: Makes the array ``images``.
 
     Returns:
         ``images`` uint8 (N, H, W, C), ``labels`` int64 (N,), ``is_test`` bool (N,), ``class_names`` and, where the
@@ -153,8 +156,13 @@ def decode(repository: Repository, data_root: str) -> Arrays:
     splits = fetch(repository, data_root)
     column = _image_column(splits[repository.splits[0]].features)
     _check_column(repository, splits, column)
-    images = np.concatenate([_pixels(repository, splits[split], column) for split in repository.splits])
-    return {"images": images, **facts(repository, splits)}
+    known = facts(repository, splits)  # what is wrong with labels shows before the long work
+    rows = [splits[split].rows for split in repository.splits]
+    images = empty("images", (sum(rows), *repository.shape))
+    parts = np.split(np.asarray(images), np.cumsum(rows)[:-1])
+    for split, part in zip(repository.splits, parts, strict=True):
+        _decode_into(part, splits[split].batches(column), repository)
+    return {"images": images, **known}
 
 
 def facts(repository: Repository, splits: Splits) -> Arrays:
@@ -163,8 +171,9 @@ def facts(repository: Repository, splits: Splits) -> Arrays:
     Raises:
         SettingError: If a label or a domain is not of the repository.
     """
-    parts = [splits[split].with_format("arrow")[:].column(repository.label) for split in repository.splits]
-    labels = np.concatenate([part.to_numpy() for part in parts]).astype(np.int64)
+    held = [splits[split] for split in repository.splits]
+    parts = [part.to_numpy(zero_copy_only=False) for split in held for part in split.batches(repository.label)]
+    labels = np.concatenate(parts).astype(np.int64)
     if labels.min() < 0 or labels.max() >= repository.classes:
         raise SettingError(
             f"{repository.name}: labels run from {labels.min()} to {labels.max()}, "
@@ -173,7 +182,7 @@ def facts(repository: Repository, splits: Splits) -> Arrays:
     known = getattr(splits[repository.splits[0]].features[repository.label], "names", None)
     arrays: Arrays = {
         "labels": labels,
-        "is_test": np.repeat([place > 0 for place in range(len(parts))], [len(part) for part in parts]),
+        "is_test": np.repeat([place > 0 for place in range(len(held))], [split.rows for split in held]),
         "class_names": np.asarray(known or list(map(str, range(repository.classes)))),
     }
     if repository.domain:
@@ -191,8 +200,8 @@ def cells(repository: Repository, splits: Splits, column: str) -> list[Any]:
         SettingError: If a split has no such column.
     """
     _check_column(repository, splits, column)
-    tables = [splits[split].with_format("arrow")[:] for split in repository.splits]
-    return [cell for table in tables for cell in table.column(column).to_pylist()]
+    parts = (part for split in repository.splits for part in splits[split].batches(column))
+    return [cell for part in parts for cell in part.to_pylist()]
 
 
 def local_files(repository: Repository, data_root: str) -> dict[str, list[Path]]:
@@ -222,21 +231,6 @@ def digest(paths: Sequence[Path]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read(files: Mapping[str, list[Path]]) -> Splits:
-    """Read local parquet files into memory; ``load_dataset`` would copy them into its cache first."""
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    splits = {}
-    for split, paths in files.items():
-        try:
-            splits[split] = datasets.Dataset(pa.concat_tables([pq.read_table(path) for path in paths]))
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-            raise SettingError(f"cannot read {', '.join(map(str, paths))}: {error}; copy it again") from error
-    return splits
-
-
 def _download(repository: Repository, data_root: str) -> Splits:
     import datasets
 
@@ -247,13 +241,26 @@ def _download(repository: Repository, data_root: str) -> Splits:
         raise SettingError(f"{repository.name} was not found in {tried}, and the hub has no such repository; {way_out}")
     logger.warning("%s: not in %s, so %s is taken from the hub", repository.name, tried, repository.id)
     try:
-        loaded: Splits = datasets.load_dataset(repository.id, repository.config or None)
+        loaded = datasets.load_dataset(
+            repository.id, repository.config or None, split=list(repository.splits), **_only(repository)
+        )
     except Exception as error:  # whatever the hub's client raises: its HTTP library has changed before
         raise SettingError(
             f"data set {repository.name} was found neither in {tried} nor on the hub as {repository.id} "
             f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); {way_out}, or allow access to the hub"
         ) from error
-    return loaded
+    return {name: from_library(split) for name, split in zip(repository.splits, loaded, strict=True)}
+
+
+def _only(repository: Repository) -> dict[str, Any]:
+    """Return what keeps ``load_dataset`` from fetching files of other splits, which a choice of splits does not do."""
+    import datasets
+
+    files = datasets.load_dataset_builder(repository.id, repository.config or None).config.data_files or {}
+    if set(files) <= set(repository.splits):
+        return {}
+    wanted = {split: list(files[split]) for split in repository.splits if split in files}
+    return {"data_files": wanted, "verification_mode": "no_checks"}  # the checks miss the other splits
 
 
 def _domains(repository: Repository, splits: Splits) -> Ints:
@@ -286,41 +293,35 @@ def _image_column(features: Mapping[str, object]) -> str:
     return named[0] if named else "image"
 
 
-def _pixels(repository: Repository, split: datasets.Dataset, column: str) -> Bytes:
-    """Decode one split, uint8 (N, H, W, C), on a few threads: the decoders let others run meanwhile."""
-    encoded = split.with_format("arrow")[:].column(column)
-    images = np.empty((len(encoded), *repository.shape), dtype=np.uint8)
+def _decode_into(images: Bytes, batches: Iterator[pa.Array], repository: Repository) -> None:
+    """Decode one split into uint8 (N, H, W, C), on a few threads: the decoders let others run meanwhile."""
+    place = 0
 
-    def decode_chunk(start: int) -> None:
-        for place, cell in enumerate(encoded[start : start + CHUNK], start=start):
-            images[place] = _picture(repository, cell.as_py(), place)
+    def decode(start: int, encoded: list[bytes]) -> None:
+        for position, cell in enumerate(encoded, start):
+            images[position] = _picture(repository, cell, position)
 
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(decode_chunk, range(0, len(encoded), CHUNK)):
-            pass
-    return images
+        for batch in batches:
+            cells = _encoded(repository, batch)
+            starts = range(0, len(cells), CHUNK)
+            chunks = [cells[start : start + CHUNK] for start in starts]
+            for _ in pool.map(decode, [place + start for start in starts], chunks):
+                pass
+            place += len(cells)
 
 
-def _opened(encoded: bytes) -> Image.Image:
-    """Open an image, looking for the usual formats first: to try all of them takes longer than to decode."""
-    from PIL import Image, UnidentifiedImageError
-
+def _encoded(repository: Repository, batch: pa.Array) -> list[bytes]:
+    """Return the bytes of the images in a batch of the image column."""
     try:
-        return Image.open(io.BytesIO(encoded), formats=FORMATS)
-    except UnidentifiedImageError:
-        return Image.open(io.BytesIO(encoded))
+        encoded: list[bytes] = batch.field("bytes").to_pylist()
+    except (AttributeError, KeyError) as error:
+        raise SettingError(f"{repository.name}: images are stored as {batch.type}; check the copy") from error
+    return encoded
 
 
-def _picture(repository: Repository, cell: Any, place: int) -> Bytes:
-    """Decode one image, uint8 (H, W, C)."""
-    from PIL import Image
-
-    mode, size = "L" if repository.shape[-1] == 1 else "RGB", (repository.shape[1], repository.shape[0])
+def _picture(repository: Repository, encoded: bytes, place: int) -> Bytes:
     try:
-        with _opened(cell["bytes"]) as image:
-            shown = image.convert(mode)
-            if repository.resize and shown.size != size:
-                shown = shown.resize(size, Image.Resampling.BILINEAR)
-            return np.asarray(shown).reshape(repository.shape)
+        return picture(encoded, repository.shape, repository.resize)
     except Exception as error:  # of corrupt images Pillow raises much, SyntaxError among it
         raise SettingError(f"{repository.name}: image {place} cannot be read: {error}; copy it again") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import flatten
-from fedapp.datasets import NODE_CACHE_BYTES
+from fedapp.datasets.node_cache import cpus, node_cache_bytes
 from fedapp.doctor.base import Case, Finding, UnwellError, size
 
 HEADROOM = 0.9  # of a memory may be planned with: the server, the allocator and the system need theirs
@@ -133,7 +133,7 @@ def look(case: Case) -> str:
     """Measure one training step of the biggest model and pack the machine with it."""
     biggest = case.biggest.info.model
     measured = measure(case, biggest)
-    data = 0 if case.pool is None else min(4 * case.pool.inputs.size, NODE_CACHE_BYTES)
+    data = 0 if case.pool is None else min(4 * case.pool.inputs.size, node_cache_bytes())
     peak = Peak(measured["memory"] + data, measured["gpu_memory"])
     machine = Machine(cpus(), available_memory(), tuple(measured["gpus"]))
     if finding := advice(machine, peak, case.clients):
@@ -171,11 +171,6 @@ def measure(case: Case, model: str) -> dict[str, Any]:
         raise UnwellError(Finding(f"one training step of {model} fails: {last[0]}", cure))
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measured
-
-
-def cpus() -> int:
-    """Return the CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> float:

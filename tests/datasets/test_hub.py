@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedapp.config import DataSettings, SettingError
-from fedapp.datasets import load_node, load_pool
+from fedapp.datasets import digits, domainnet, hub, load_node, load_pool, splits
 from tests.datasets.conftest import REPOSITORY
 
 CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -137,6 +138,176 @@ def test_offline_without_a_copy_names_both_places_and_the_way_out(
     assert "set data-root, or allow access to the hub" in answer.stdout
     assert "so uoft-cs/cifar100 is taken from the hub" in answer.stderr
     assert answer.stdout.count("\n") == 1
+
+
+def write_domainnet(root: Path, parts: dict[str, list[int]], row_group_size: int) -> np.ndarray:
+    """Write JPEGs of any size in DomainNet's schema, several files a split, and return what they decode to."""
+    import datasets
+
+    names = list(domainnet.REPOSITORY.domains)
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(num_classes=345),
+            "domain": datasets.ClassLabel(names=names),
+        }
+    )
+    rng, expected = np.random.default_rng(1), []
+    for split, sizes in parts.items():
+        for number, size in enumerate(sizes):
+            cells = []
+            for _ in range(size):
+                pixels = rng.integers(256, size=(*rng.integers(20, 90, size=2), 3), dtype=np.uint8)
+                stream = io.BytesIO()
+                Image.fromarray(pixels).save(stream, "jpeg")
+                cells.append({"bytes": stream.getvalue(), "path": None})
+                expected.append(Image.open(stream).convert("RGB").resize((64, 64), Image.Resampling.BILINEAR))
+            path = root / "wltjr1007" / "DomainNet" / "data" / f"{split}-{number:05}-of-{len(sizes):05}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = {"image": cells, "label": [7] * size, "domain": [number % 6 for number in range(size)]}
+            made = datasets.Dataset.from_dict(rows, features=features)
+            made.to_parquet(str(path), batch_size=row_group_size)
+    return np.stack([np.asarray(image) for image in expected])
+
+
+@pytest.mark.usefixtures("_no_network")
+@pytest.mark.parametrize(("rows", "chunk"), [(1000, 250), (7, 3), (1, 1)])
+def test_batches_of_files_decode_to_what_they_decode_to_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, chunk: int
+) -> None:
+    monkeypatch.setattr(splits, "ROWS", rows)
+    monkeypatch.setattr(hub, "CHUNK", chunk)
+    expected = write_domainnet(tmp_path, {"train": [11, 40], "test": [9, 0, 3]}, row_group_size=5)
+    drafted = []
+
+    def empty(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        drafted.append((name, shape, np.empty(shape, dtype=np.uint8)))
+        return drafted[-1][2]
+
+    arrays = hub.decode(domainnet.REPOSITORY, str(tmp_path), empty)
+    np.testing.assert_array_equal(arrays["images"], expected)
+    assert [(name, shape) for name, shape, _ in drafted] == [("images", (63, 64, 64, 3))]
+    assert arrays["images"] is drafted[0][2]  # filled where it is, never copied
+    assert arrays["is_test"].tolist() == [False] * 51 + [True] * 12
+    assert arrays["domains"].tolist() == [number % 6 for size in (11, 40, 9, 0, 3) for number in range(size)]
+
+
+@pytest.mark.usefixtures("_no_network")
+@pytest.mark.parametrize("dataset", ["domainnet", "domainnet-augmented-once"])
+def test_pool_of_many_pictures_is_built_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Any, dataset: str
+) -> None:
+    monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))
+    expected = write_domainnet(tmp_path, {"train": [80], "test": [20]}, row_group_size=30)
+    saved = []
+    save = np.save
+    monkeypatch.setattr(np, "save", lambda file, array, **more: (saved.append(array.nbytes), save(file, array, **more)))
+    pool = load_pool(DataSettings(dataset=dataset, data_root=str(tmp_path)))
+    assert isinstance(pool.inputs, np.memmap)
+    assert max(saved) < expected.nbytes / 10  # the images were there already
+    same = (pool.inputs == expected).all(axis=(1, 2, 3))
+    assert same[80:].all()
+    assert same.all() == (dataset == "domainnet")
+
+
+def test_files_of_other_columns_than_the_first_are_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "uoft-cs" / "cifar10"
+    write_split(folder / "train-0.parquet", random_images(1), [0])
+    write_split(folder / "train-1.parquet", random_images(1), [0], label="fine_label")
+    write_split(folder / "test.parquet", random_images(1), [0])
+    with pytest.raises(SettingError, match=r"train-1\.parquet: its columns are not those of train-0\.parquet"):
+        load_pool(DataSettings(dataset="cifar10", data_root=str(tmp_path)))
+
+
+def test_file_cut_short_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "uoft-cs" / "cifar10" / "train.parquet"
+    for split in ("test", "train"):
+        write_split(path.with_stem(split), random_images(40), [0] * 40)
+    whole = path.read_bytes()
+    path.write_bytes(b"PAR1" + bytes(len(whole) // 2 - 4) + whole[len(whole) // 2 :])
+    with pytest.raises(SettingError, match=r"cannot read .*train\.parquet|image 0 cannot be read"):
+        load_pool(DataSettings(dataset="cifar10", data_root=str(tmp_path)))
+
+
+def test_images_that_are_stored_otherwise_are_an_error_that_names_the_type(tmp_path: Path) -> None:
+    import datasets
+
+    for split in ("train", "test"):
+        path = tmp_path / "uoft-cs" / "cifar10" / f"{split}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_dict({"img": ["a.png"], "label": [0]}).to_parquet(str(path))
+    with pytest.raises(SettingError, match="cifar10: images are stored as string; check the copy"):
+        load_pool(DataSettings(dataset="cifar10", data_root=str(tmp_path)))
+
+
+# ---- the hub itself, played by a folder that is laid out like a repository -------------------------
+
+CARD = """---
+configs:
+- config_name: cropped_digits
+  data_files:
+{files}
+---
+"""
+
+
+@pytest.fixture
+def svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hub.Repository:
+    """SVHN's repository with three samples a split and a split ``extra`` that is not to be read."""
+    import datasets
+
+    folder = tmp_path / "svhn"
+    for split, names in (("train", [0, 1, 2]), ("test", [3, 4, 5])):
+        write_split(folder / "cropped_digits" / f"{split}-00000-of-00001.parquet", random_images(3), names, "image")
+    (folder / "cropped_digits" / "extra-00000-of-00001.parquet").write_bytes(b"not to be read")
+    lines = [f"  - split: {split}\n    path: cropped_digits/{split}-*" for split in ("train", "test", "extra")]
+    (folder / "README.md").write_text(CARD.format(files="\n".join(lines)))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "library")
+    return dataclasses.replace(digits.SVHN, id=str(folder))
+
+
+@pytest.mark.usefixtures("_no_network")
+def test_other_splits_of_the_hub_are_not_fetched(svhn: hub.Repository, tmp_path: Path) -> None:
+    arrays = hub.decode(svhn, "")
+    np.testing.assert_array_equal(arrays["images"], np.concatenate([random_images(3)] * 2))
+    assert arrays["labels"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert arrays["is_test"].tolist() == [False] * 3 + [True] * 3
+    assert arrays["class_names"].tolist() == CIFAR10_NAMES
+    assert not list((tmp_path / "library").rglob("*extra*"))
+
+
+@pytest.mark.usefixtures("_no_network")
+@pytest.mark.parametrize("wanted", [("train", "test", "extra"), ("train", "test"), ("test",)])
+def test_the_hub_is_asked_for_the_repositorys_splits_and_no_others(
+    svhn: hub.Repository, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, ...]
+) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load_dataset(*names: Any, **options: Any) -> list[datasets.Dataset]:
+        asked.append((names, options))
+        return [datasets.Dataset.from_dict({"label": [place]}) for place in range(len(options["split"]))]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = hub.fetch(dataclasses.replace(svhn, splits=wanted), "")
+    assert list(found) == list(wanted)
+    assert [next(split.batches("label")).to_pylist() for split in found.values()] == [[n] for n in range(len(wanted))]
+    ((names, options),) = asked
+    assert names == (svhn.id, "cropped_digits")
+    assert options.pop("split") == list(wanted)
+    files = options.pop("data_files", None)
+    assert (files is None) == (len(wanted) == 3)  # nothing to keep away
+    assert files is None or {split: [Path(path).name for path in files[split]] for split in files} == {
+        split: [f"{split}-00000-of-00001.parquet"] for split in wanted
+    }
+    assert options == ({} if files is None else {"verification_mode": "no_checks"})
+
+
+@pytest.mark.usefixtures("_no_network")
+def test_split_that_the_hub_lacks_is_an_error(svhn: hub.Repository) -> None:
+    with pytest.raises(SettingError, match=r"nor on the hub as .*valid"):
+        hub.fetch(dataclasses.replace(svhn, splits=("train", "valid")), "")
 
 
 @pytest.mark.usefixtures("_no_network")

@@ -227,14 +227,6 @@ def test_second_load_is_instant_and_the_same_object() -> None:
     assert time.perf_counter() - start < 0.005
 
 
-def test_kept_nodes_are_bounded_by_bytes(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = nodes_of(small_pool(), 10, partition="iid")[0]
-    assert node.nbytes == 10 * (3 * 8 * 8 * 4 + 8)
-    monkeypatch.setattr(data, "NODE_CACHE_BYTES", 3 * node.nbytes)
-    nodes_of(small_pool(), 10, partition="iid")
-    assert [index for _, _, index, _ in data._nodes] == [7, 8, 9]
-
-
 def test_clients_that_share_test_samples_share_the_tensors(registry: Any) -> None:
     pool = small_pool(is_test=np.arange(100) >= 60)
     first, second = nodes_of(pool, 2, partition="iid", test_split="shared")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from fedapp.datasets.base import Bools, Bytes
 from fedapp.datasets.cache import Arrays, cached_arrays
 from fedapp.datasets.own.reading import BadRows, Where
+from fedapp.datasets.pictures import picture
 
 VERSION = 1
 Cell = Path | dict[str, Any] | bytes | None
@@ -79,17 +79,11 @@ def _decode(cells: Sequence[Cell], side: int, where: Where, policy: str) -> Arra
 
 def square(cell: Cell, side: int) -> Bytes:
     """Open one image as RGB and resize it."""
-    from PIL import Image
-
     if isinstance(cell, dict):
         cell = cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
     if cell is None:
         raise ValueError("it is empty")
-    with Image.open(cell if isinstance(cell, Path) else io.BytesIO(cell)) as image:
-        picture = image.convert("RGB")
-    if picture.size != (side, side):
-        picture = picture.resize((side, side), Image.Resampling.BILINEAR)
-    return np.asarray(picture)
+    return picture(cell, (side, side, 3))
 
 
 def _digest(origin: Origin, side: int) -> str:
