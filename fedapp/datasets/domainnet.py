@@ -2,8 +2,8 @@
 
 Peng, Bai, Xia, Huang, Saenko and Wang, Moment matching for multi-source domain adaptation, ICCV 2019; fair use notice,
 for research. On the hub ``wltjr1007/DomainNet``, columns ``image`` (any size), ``label`` and ``domain``, splits
-``train`` (409,832) and ``test`` (176,743): the official ones. Decoded they are a file of 7.2 GB in fedapp's cache, which
-is mapped into memory and never read as a whole.
+``train`` (409,832) and ``test`` (176,743): the official ones. Decoded they are a file of 7.2 GB in fedapp's cache,
+mapped into memory and never read as a whole.
 
 Resized bilinearly to 64x64 as in the FedSAF paper's code; that code leaves pixels in [0, 1], here all images are in
 [-1, 1]. ``domainnet-augmented-once`` repeats that code's augmentation (:mod:`fedapp.datasets.augmented_once`).
