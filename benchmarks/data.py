@@ -3,8 +3,9 @@
 Measured, imports excluded:
 
 * CIFAR-10 for 20 clients (Dirichlet, alpha 0.1) from a local copy, in a fresh process with an empty cache, and in a
-  later process that finds the decoded images memory-mapped: wall time. The copy is `../shared/data` beside the
-  repository, or `FEDAPP_DATA_ROOT`; without either, 2,000 random PNG images of that schema.
+  later process that finds the decoded images memory-mapped: wall time, and CPU time of the former. The copy is
+  `../shared/data` beside the repository, or `FEDAPP_DATA_ROOT`; without either, 2,000 random PNG images of that schema.
+  A copy of fewer than 60,000 images has its figures multiplied up to that, in rows that say so.
 * A second round in the same process: the bytes it reads from disk.
 * The exact Dirichlet rule over 60,000 samples and 1,000 clients, alpha 0.1, minimum 1: CPU time, with 100 classes, and
   with 10 and a seed by which no draw succeeds and the answer is an error that names a feasible alpha.
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from measure import HEADER, print_table, start, take_turns
 
@@ -35,6 +37,7 @@ from fedapp.config import DataSettings, SettingError
 from fedapp.datasets import flwr_partition
 from fedapp.datasets.partition import dirichlet
 
+CIFAR10 = 60_000  # images of the whole set
 LOAD = """
 import sys, time
 import datasets, PIL.Image, pyarrow.parquet, torch
@@ -46,15 +49,16 @@ def read():
         return int(counters.readline().split()[1])
 
 settings = DataSettings(dataset="cifar10", data_root=sys.argv[1])
-seconds, bytes_read = [], []
+seconds, cpu, bytes_read = [], [], []
 for _ in range(2):
-    before, had = time.perf_counter(), read()
+    before, used, had = time.perf_counter(), time.process_time(), read()
     for index in range(20):
         node = load_node(settings, index, 20)
         float(node.train.x.sum() + node.test.x.sum())
     seconds.append(time.perf_counter() - before)
+    cpu.append(time.process_time() - used)
     bytes_read.append(read() - had)
-print(seconds[0], bytes_read[1])
+print(seconds[0], cpu[0], bytes_read[1])
 """
 
 
@@ -78,29 +82,40 @@ def copy_of_cifar10(folder: Path, quick: bool) -> Path:
     return folder
 
 
-def load(root: Path, cache: str) -> tuple[float, float]:
-    """Return the seconds a fresh process takes to load all clients' data, and the bytes its second round reads."""
+def load(root: Path, cache: str) -> tuple[float, float, float]:
+    """Return the seconds and CPU seconds in which a fresh process loads all clients' data, and the bytes read again."""
     environment = os.environ | {"FEDAPP_CACHE": cache, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", LOAD, str(root)]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    seconds, read = answer.stdout.split()
-    return float(seconds), float(read)
+    seconds, cpu, read = map(float, answer.stdout.split())
+    return seconds, cpu, read
 
 
 def loading(root: Path, repeats: int) -> list[tuple[str, ...]]:
     """Return the rows of loading CIFAR-10."""
-    cold, later, reads = [], [], []
+    cold, cold_cpu, later, reads = [], [], [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as cache:
-            cold.append(load(root, cache)[0])
+            seconds, cpu, _ = load(root, cache)
+            cold.append(seconds)
+            cold_cpu.append(cpu)
             again = [load(root, cache) for _ in range(2)]
-            later += [seconds for seconds, _ in again]
-            reads += [read for _, read in again]
-    return [
-        row("CIFAR-10 for 20 clients, cold", cold, "s", "5 s"),
-        row("CIFAR-10 for 20 clients, later process", later, "s", "0.3 s"),
-        row("second round reads", reads, "bytes", "next to nothing"),
-    ]
+            later += [seconds for seconds, _, _ in again]
+            reads += [read for _, _, read in again]
+    measured = (("cold", cold, "5 s"), ("cold, CPU", cold_cpu, ""), ("later process", later, "0.3 s"))
+    count = images(root)
+    rows = [row(f"CIFAR-10, {count:,} images, {name}", values, "s", target) for name, values, target in measured]
+    if count < CIFAR10:
+        for name, values, target in measured:
+            grown = [CIFAR10 / count * value for value in values]
+            rows.append(row(f"extrapolated to {CIFAR10:,} images, {name}", grown, "s", target))
+    return [*rows, row("second round reads", reads, "bytes", "next to nothing")]
+
+
+def images(root: Path) -> int:
+    """Return how many images a copy of CIFAR-10 holds."""
+    files = (root / "uoft-cs" / "cifar10").rglob("*.parquet")
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def partitioning(repeats: int) -> list[tuple[str, ...]]:
