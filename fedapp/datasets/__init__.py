@@ -34,7 +34,7 @@ from fedapp.datasets import (
     sharing,
     tiny_imagenet,
 )
-from fedapp.datasets.base import Ints, NodeData, Pool, Samples, Source
+from fedapp.datasets.base import Floats, Ints, NodeData, Pool, Samples, Source
 from fedapp.datasets.node_cache import NodeCache
 from fedapp.datasets.partition import Share
 
@@ -73,6 +73,7 @@ DATASETS: dict[str, Source] = {
     **own.SOURCES,
 }
 
+SCALED = (np.arange(256, dtype=np.float32) / 255 - 0.5) / 0.5
 BLOCK = 64  # images that are converted at a time, so that they stay in the processor's cache
 
 _nodes = NodeCache()
@@ -204,16 +205,23 @@ def _tests(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
 
 
 def _samples(pool: Pool, indices: Ints, scale: scaling.Scale | None) -> Samples:
-    """Return samples as tensors; images as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
+    """Return samples as tensors."""
     import torch
 
+    y = torch.from_numpy(np.asarray(pool.labels[indices]))
+    if pool.inputs.dtype == np.uint8 and not pool.vocabulary:
+        return Samples(x=torch.from_numpy(_pixels(pool.inputs, indices)), y=y)
     inputs: Any = np.asarray(pool.inputs[indices])
     x = torch.from_numpy(inputs if scale is None else scaling.apply(inputs, scale))
-    if pool.vocabulary:
-        x = x.to(torch.int64)
-    elif x.dtype == torch.uint8:
-        pixels = x.permute(0, 3, 1, 2)
-        x = torch.empty(pixels.shape)  # (N, C, H, W)
-        for part, raw in zip(torch.split(x, BLOCK), torch.split(pixels, BLOCK), strict=True):
-            part.copy_(raw).div_(255).sub_(0.5).div_(0.5)
-    return Samples(x=x, y=torch.from_numpy(np.asarray(pool.labels[indices])))
+    return Samples(x=x.to(torch.int64) if pool.vocabulary else x, y=y)
+
+
+def _pixels(images: Any, indices: Ints) -> Floats:
+    """Return images (N, C, H, W) as torchvision's ToTensor and Normalize(0.5, 0.5) give them, bit for bit."""
+    _, height, width, channels = images.shape
+    x = np.empty((len(indices), channels, height, width), dtype=np.float32)
+    for start in range(0, len(indices), BLOCK):
+        rows = slice(start, start + BLOCK)
+        levels = np.ascontiguousarray(images[indices[rows]].transpose(0, 3, 1, 2))
+        np.take(SCALED, levels, out=x[rows], mode="clip")  # twice as fast as arithmetic on every pixel
+    return x
