@@ -231,13 +231,24 @@ class ClientUpdate:
         model.eval()
         correct: dict[str, int] = {}
         loss = 0.0
-        for start in range(0, len(samples.y), EVALUATION_BATCH):
-            y = samples.y[start : start + EVALUATION_BATCH].to(self.local.device)
-            z, logits = self.forward(model, samples.x[start : start + EVALUATION_BATCH].to(self.local.device))
+        for x, y in in_order(samples, self.local.device):
+            z, logits = self.forward(model, x)
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             for name, labels in self.predictions(z, logits).items():
                 correct[name] = correct.get(name, 0) + int((labels == y).sum())
         return {**{name: hits / len(samples.y) for name, hits in correct.items()}, "loss": loss / len(samples.y)}
+
+
+def in_order(samples: LabelledSamples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of samples in order, on a device; inputs are copies, which a model may change in place.
+
+    Args:
+        samples: All of them.
+        device: Where a batch goes.
+    """
+    for start in range(0, len(samples.y), EVALUATION_BATCH):
+        rows = slice(start, start + EVALUATION_BATCH)
+        yield samples.x[rows].to(device, copy=True), samples.y[rows].to(device)
 
 
 def batches(num_samples: int, settings: TrainingSettings, generator: torch.Generator) -> list[Tensor]:

@@ -6,6 +6,7 @@ Flower ClientApp from :func:`client_app`; every method of fedapp then runs on it
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -20,8 +21,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedapp import agreement, paths, tiers
-from fedapp.client_update import ClientUpdate, LabelledSamples, Local, arrays_of
+from fedapp import agreement, fitting, paths, tiers
+from fedapp.client_update import ClientUpdate, DivergedError, LabelledSamples, Local, arrays_of
 from fedapp.config import SettingError, TrainingSettings, lookup, parse, split_pairs
 from fedapp.memory import ClientMemory, digest
 from fedapp.payload import ClientInfo, Instruction, Uplink, layout
@@ -177,11 +178,8 @@ def train(instruction: Instruction, setup: Setup, load_seconds: float = 0.0) -> 
     with _random_streams(instruction, setup, "train"):
         update, memory = _update(instruction, setup, before=instruction.round)
         known = memory.rounds()
-        key = setup.model_key if update.own_shapes else None
         loaded = time.perf_counter()
-        uplink = update.train(
-            instruction.downlink, setup.train, lambda: setup.tier.fit(update, setup.train, setup.model_name, key)
-        )
+        uplink = update.train(instruction.downlink, setup.train, lambda: _fits(update, setup))
         trained = time.perf_counter()
         memory.refuse_overtaken(known, instruction.round)
         memory.save(instruction.round, _kept(update))
@@ -224,31 +222,40 @@ def _adapted(instruction: Instruction, setup: Setup) -> dict[str, float]:
     setup = replace(setup, training=replace(setup.training, local_epochs=epochs))
     with _random_streams(instruction, setup, "train"):
         update, _ = _update(instruction, setup, before=0)
-        update.train(instruction.downlink, setup.train)
+        try:
+            update.train(instruction.downlink, setup.train, lambda: _fits(update, setup))
+        except (DivergedError, tiers.MemoryCapError) as error:  # the federation goes on, whatever becomes of a guest
+            logging.getLogger("flwr").warning(
+                "client %s is not evaluated as a newcomer that trains: %s", setup.client, error
+            )
+            return {}
         found = update.measure(update.model, setup.test)
     return {f"{ADAPTED}{name}": value for name, value in found.items()}
 
 
+def _fits(update: ClientUpdate, setup: Setup) -> None:
+    """Refuse training that the simulated device has no memory for."""
+    key = setup.model_key if update.own_shapes else None
+    setup.tier.fit(update, setup.train, setup.model_name, key)
+
+
 def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
     """Say who this client is: sizes, layouts of its model and head, and its model's digest where asked for."""
-    _check_tokens(setup)
+    fitting.check_tokens(setup)
     with _random_streams(instruction, setup, "introduce"):
         update, memory = _update(instruction, setup, before=instruction.round + 1)
         model = update.model
         model.eval()
         asked = bool(instruction.downlink.settings.get("digest"))
         kept = memory.load(before=instruction.round + 1) if asked and not update.own_shapes else None
-        example = setup.train.x[:1].to(update.local.device)
-        with torch.no_grad():
-            features = model.features(example)
-            scores = model.head(features)
-    _check_fit(setup, features, scores)
+        features, scores = fitting.try_out(model, setup, update.local.device)
+    fitting.check_fit(setup, features, scores)
     return ClientInfo(
         client=setup.client,
         model=setup.model_name,
         num_classes=setup.num_classes,
         feature_dim=int(features.shape[1]),
-        input_shape=tuple(example.shape[1:]),
+        input_shape=tuple(setup.train.x.shape[1:]),
         num_examples=len(setup.train.y),
         num_test=len(setup.test.y),
         domain=setup.domain,
@@ -260,43 +267,6 @@ def introduce(instruction: Instruction, setup: Setup) -> ClientInfo:
         head_layout=layout(arrays_of(model.head)) if isinstance(model.head, nn.Module) else "",
         digest=digest(part_of(kept or {}, MODEL) or model.state_dict()) if asked else "",
     )
-
-
-def _check_tokens(setup: Setup) -> None:
-    """Check that texts are token ids of the vocabulary, before a model looks them up.
-
-    Raises:
-        ValueError: Naming what came and what has to be.
-    """
-    for part, samples in (("train", setup.train), ("test", setup.test)) if setup.vocabulary else ():
-        x = samples.x
-        if x.dtype != torch.int64 or (x.numel() and not 0 <= int(x.min()) <= int(x.max()) < setup.vocabulary):
-            got = f"{int(x.min())} to {int(x.max())} of {x.dtype}" if x.numel() else str(x.dtype)
-            raise ValueError(
-                f"token ids of the {part} samples must be int64 in [0, {setup.vocabulary}), got {got}; the vocabulary "
-                "counts padding (0) and unknown (1), too"
-            )
-
-
-def _check_fit(setup: Setup, features: Tensor, scores: Tensor) -> None:
-    """Check once, before anything is trained, that model, labels and number of classes fit together.
-
-    Raises:
-        ValueError: Naming what came and what has to be.
-    """
-    if features.ndim != 2 or tuple(scores.shape) != (len(features), setup.num_classes):
-        raise ValueError(
-            f"model {setup.model_name!r} must give features (N, D) and scores (N, {setup.num_classes}), got "
-            f"{tuple(features.shape)} and {tuple(scores.shape)} for one sample"
-        )
-    for part, samples in (("train", setup.train), ("test", setup.test)):
-        if samples.y.dtype != torch.int64:
-            raise ValueError(f"labels of the {part} samples must be int64, got {samples.y.dtype}; use y.long()")
-        if len(samples.y) and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < setup.num_classes:
-            raise ValueError(
-                f"labels of the {part} samples must be in [0, {setup.num_classes}), got {int(samples.y.min())} to "
-                f"{int(samples.y.max())}; num_classes counts the classes of all clients together"
-            )
 
 
 def _update(instruction: Instruction, setup: Setup, before: int) -> tuple[ClientUpdate, ClientMemory]:

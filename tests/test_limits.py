@@ -41,6 +41,25 @@ class HeadIsAMethod(nn.Module):
         return self.scores(z)
 
 
+class Doubled(nn.Module):
+    """What a user writes who is used to a DataLoader, which hands out copies."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+
+class InPlace(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(Doubled(), self.features)
+
+
+class TooWide(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, 3)
+
+
 def grid(tmp_path: Any, clients: int = 3, **values: Any) -> LocalGrid:
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -72,6 +91,17 @@ def test_a_client_that_misses_the_deadline_is_named_and_the_others_go_on(
     assert [(f.client, f.kind) for f in strategy.record.failures] == [("1", "NoReply")]
 
 
+@pytest.mark.parametrize("method", ["local", "fedproto", "fedavg"])
+def test_a_model_that_works_in_place_leaves_the_samples_as_they_are(tmp_path: Any, method: str) -> None:
+    held = Samples(torch.tensor([0, 1, 2, 0, 1, 2]))
+    before = held.x.clone()
+    built = {"build": lambda info, name: InPlace()}
+    strategy = METHODS[method].strategy(None, **built)
+    run(strategy, grid(tmp_path, model=InPlace, train=held, test=held), rounds=2)
+    assert len(strategy.record.trained) == 3
+    assert torch.equal(held.x, before)
+
+
 def test_more_replies_than_can_ever_come_are_refused_before_the_first_round(tmp_path: Any) -> None:
     settings = ServerSettings(min_replies=3, fraction_train=0.5)
     with pytest.raises(SettingError, match="min-replies = 3 can never be reached: 2 of 3 clients train in a round"):
@@ -81,6 +111,7 @@ def test_more_replies_than_can_ever_come_are_refused_before_the_first_round(tmp_
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"model": TooWide}, r"model 'model' fails on one sample of shape \(4,\): RuntimeError: mat1 and mat2 .*1x5"),
         ({"num_classes": 2}, r"must give features .* scores \(N, 2\), got \(1, 5\) and \(1, 3\)"),
         ({"train": Samples(torch.tensor([0, 7]))}, r"labels of the train samples must be in \[0, 3\), got 0 to 7"),
         ({"test": Samples(torch.tensor([0, 1]).int())}, r"labels of the test samples must be int64, got torch.int32"),

@@ -74,6 +74,8 @@ class FedGH(PrototypeCollector):
             )
         self.head = require_model(self, "").head if self.head is None else self.head
         load_arrays(self.head, self._loaded)
+        if not any(parameter.requires_grad for parameter in self.head.parameters()):
+            raise SettingError(f"{self.name} trains the head on the server, and freeze leaves nothing of it to train")
 
     def downlink(self, client: ClientInfo) -> Downlink:
         """Send the global head."""

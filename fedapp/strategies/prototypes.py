@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedapp.client_update import EVALUATION_BATCH, ClientUpdate, LabelledSamples, Local
+from fedapp.client_update import ClientUpdate, LabelledSamples, Local, in_order
 from fedapp.config import check, lookup, setting
 from fedapp.functional import prototypes as prototype
 from fedapp.functional.geometry import cross_client_cka, shape_and_rigid
@@ -93,10 +93,9 @@ class PrototypeRecorder(ClientUpdate):
     @torch.no_grad()
     def _final_pass(self, samples: LabelledSamples) -> None:
         self.model.eval()
-        for start in range(0, len(samples.y), EVALUATION_BATCH):
-            rows = slice(start, start + EVALUATION_BATCH)
-            z, _ = self.forward(self.model, samples.x[rows].to(self.local.device))
-            self._add(z, samples.y[rows].to(self.local.device))
+        for x, y in in_order(samples, self.local.device):
+            z, _ = self.forward(self.model, x)
+            self._add(z, y)
 
 
 class PrototypeUpdate(PrototypeRecorder):

@@ -74,6 +74,12 @@ def test_nothing_uploaded_changes_nothing():
     assert_close(strategy.state(), before, atol=0)
 
 
+def test_a_frozen_head_is_refused_in_words_because_nothing_is_left_to_train_on_the_server():
+    head = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
+    with pytest.raises(SettingError, match="fedgh trains the head on the server, and freeze leaves nothing of it"):
+        met(FedGH(head=head), info("0"))
+
+
 def test_two_clients_for_two_rounds_by_hand(tmp_path):
     made = worked(tmp_path, "bilinear")
     outcome = made.run("fedgh", FedGHParams(server_rate=0.2, server_epochs=3), num_rounds=2)

@@ -13,6 +13,7 @@ from fedapp.payload import Downlink, Instruction
 from fedapp.strategies.fedproto import FedProtoParams
 from fedapp.strategies.fml import FMLParams
 from fedapp.strategies.held_out import as_newcomer
+from fedapp.tiers import Tier
 from tests.strategies.federation import (
     CLASSES,
     FEATURES,
@@ -170,15 +171,25 @@ def test_without_training_samples_it_answers_as_it_came(tmp_path):
     assert found["adapted-prototype-accuracy"] == found["prototype-accuracy"]
 
 
-def test_one_that_diverges_is_named_and_the_others_go_on(tmp_path):
+def test_one_that_diverges_is_evaluated_as_it_came_and_is_no_failure_of_the_federation(tmp_path, caplog):
     broken = Samples(torch.full((9, Federation.train[1].x.shape[1]), torch.nan), Federation.train[1].y[:9])
     made = Federation(tmp_path, train=(Federation.train[0], broken, Federation.train[2]))
     outcome = made.run("local", settings=leaving("1"))
     for record in outcome.records:
-        assert [(failure.client, failure.phase, failure.kind) for failure in record.failures] == [
-            ("1", "evaluate", "DivergedError")
-        ]
+        assert record.failures == []
+        assert set(record.evaluations) == {"left-out"}
         assert [reply.client for reply in record.evaluated] == ["0", "2"]
+    assert "client 1 is not evaluated as a newcomer that trains: client '1' diverged in round 1" in caplog.text
+
+
+def test_one_that_has_no_memory_for_training_does_not_train(tmp_path, caplog):
+    made = Federation(tmp_path)
+    asked = Instruction("local", run="r", downlink=as_newcomer(Downlink()))
+    context = made.grid().contexts[FIRST_NODE + 1]
+    small = replace(made.load(context), tier=Tier("pi", memory_mib=1e-3))
+    assert "adapted-accuracy" in node.evaluate(asked, made.load(context)).metrics
+    assert "adapted-accuracy" not in node.evaluate(asked, small).metrics
+    assert "tier pi" in caplog.text
 
 
 def test_one_that_trained_before_it_was_left_out_starts_from_its_first_weights(tmp_path):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedapp.client_update import (
-    EVALUATION_BATCH,
     ClientUpdate,
     LabelledSamples,
     Local,
     arrays_of,
+    in_order,
     load_arrays,
     set_to_train,
 )
@@ -237,9 +237,8 @@ class FedSAPUpdate(ClientUpdate):
     def _recalibrate(self, model: nn.Module) -> None:
         """Re-estimate the running statistics on the client's own training samples, if it has any."""
         self._averaged = {n: b.clone().cpu().numpy() for n, b in model.state_dict().items() if n.endswith(STATISTICS)}
-        x = self._samples.x
-        batches = (part.to(self.local.device) for part in torch.split(x, EVALUATION_BATCH))
-        if len(x):
+        batches = (x for x, _ in in_order(self._samples, self.local.device))
+        if len(self._samples.y):
             batch_norm.install(model, batch_norm.moments(model, batches))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedapp.client_update import EVALUATION_BATCH, LabelledSamples, load_arrays
+from fedapp.client_update import LabelledSamples, in_order, load_arrays
 from fedapp.functional import batch_norm
 from fedapp.payload import Arrays, ClientInfo, Uplink
 from fedapp.strategies import records
@@ -81,10 +81,8 @@ class Evaluator:
     def _accuracy(self, clients: Sequence[str]) -> float:
         right = total = 0
         for samples in _distinct([self.held[client].test for client in clients]):
-            for start in range(0, len(samples.y), EVALUATION_BATCH):
-                rows = slice(start, start + EVALUATION_BATCH)
-                labels = self.network.head(self.network.features(samples.x[rows])).argmax(dim=1)
-                right += int((labels == samples.y[rows]).sum())
+            for x, y in in_order(samples, torch.device("cpu")):
+                right += int((self.network.head(self.network.features(x)).argmax(dim=1) == y).sum())
             total += len(samples.y)
         return right / total
 
@@ -119,4 +117,4 @@ def _distinct(parts: Sequence[LabelledSamples]) -> list[LabelledSamples]:
 
 
 def _batches(samples: LabelledSamples) -> Iterable[Tensor]:
-    return torch.split(samples.x, EVALUATION_BATCH)
+    return (x for x, _ in in_order(samples, torch.device("cpu")))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedapp.client_update import EVALUATION_BATCH, LabelledSamples
+from fedapp.client_update import LabelledSamples, in_order
 from fedapp.config import SettingError
 from fedapp.functional.channels import ChannelGraph
 from fedapp.functional.submodel import Plan
@@ -126,8 +126,8 @@ def _part(values: Tensor | None, weight: Tensor, kept: tuple[Any, Any]) -> Tenso
 @torch.no_grad()
 def pass_over(features: Callable[[Tensor], Any], samples: LabelledSamples, device: torch.device) -> None:
     """Show all samples to a network."""
-    for start in range(0, len(samples.y), EVALUATION_BATCH):
-        features(samples.x[start : start + EVALUATION_BATCH].to(device))
+    for x, _ in in_order(samples, device):
+        features(x)
 
 
 # ---- the domain's signal ---------------------------------------------------------------------------
@@ -214,9 +214,7 @@ def mean_gradients(
     totals = [torch.zeros_like(weight) for weight in measured]
     for weight in frozen:
         weight.requires_grad_(True)
-    for start in range(0, len(samples.y), EVALUATION_BATCH):
-        x = samples.x[start : start + EVALUATION_BATCH].to(device)
-        y = samples.y[start : start + EVALUATION_BATCH].to(device)
+    for x, y in in_order(samples, device):
         found = torch.autograd.grad(loss(x, y), measured)
         totals = [total + len(y) * gradient for total, gradient in zip(totals, found, strict=True)]
     for weight in frozen:
