@@ -12,7 +12,7 @@ from typing import Any
 
 from fedapp.config import SettingError
 
-LABELS, CATEGORIES, COLUMNS = "label-names", "categories", "columns"
+LABELS, CATEGORIES, COLUMNS, NUMBERS = "label-names", "categories", "columns", "numbers"
 MOST_DIGITS = 100  # what is longer is no number, and int() refuses thousands of digits
 
 
@@ -30,13 +30,19 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS
 
 
-def announce(labels: Iterable[str], categories: Mapping[str, Iterable[str]], columns: Iterable[str]) -> str:
+def announce(
+    labels: Iterable[str],
+    categories: Mapping[str, Iterable[str]],
+    columns: Iterable[str],
+    numbers: Iterable[str] = (),
+) -> str:
     """Return what a client announces; "" if there is nothing to agree on.
 
     Args:
         labels: Names of the classes it holds; none if the user has named them.
         categories: What it holds in columns with categories; none if the user has listed them all.
         columns: Its input columns in order; they must be the same on all clients.
+        numbers: Those in which it holds numbers; they may hold categories on no other client.
 
     Example:
         >>> announce(["dog", "cat"], {}, [])
@@ -46,6 +52,7 @@ def announce(labels: Iterable[str], categories: Mapping[str, Iterable[str]], col
         LABELS: sort_names(labels),
         CATEGORIES: {column: sort_names(values) for column, values in categories.items()},
         COLUMNS: list(columns),
+        NUMBERS: list(numbers),
     }
     if not said[LABELS] and not said[CATEGORIES]:
         return ""
@@ -59,7 +66,7 @@ def unite(announced: Mapping[str, str]) -> str:
         announced: What each client announces.
 
     Raises:
-        SettingError: If a client's announcement cannot be read, or input columns differ.
+        SettingError: If a client's announcement cannot be read, or input columns differ, by name or by kind.
 
     Example:
         >>> unite({"a": announce(["dog"], {}, []), "b": announce(["cat"], {}, [])})
@@ -74,6 +81,7 @@ def unite(announced: Mapping[str, str]) -> str:
                 f"clients {first} and {client} have other input columns ({', '.join(layouts[first])}; "
                 f"{', '.join(columns)}); name those that all have with columns"
             )
+    _check_kinds(said)
     labels = sort_names(name for one in said.values() for name in one.get(LABELS, []))
     values: dict[str, list[str]] = {}
     for one in said.values():
@@ -85,6 +93,17 @@ def unite(announced: Mapping[str, str]) -> str:
     if values:
         settings[CATEGORIES] = json.dumps({column: sort_names(names) for column, names in sorted(values.items())})
     return json.dumps(settings) if settings else ""
+
+
+def _check_kinds(said: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that no column holds numbers on one client and words on another."""
+    numbers = {column: client for client, one in said.items() for column in one.get(NUMBERS, [])}
+    for client, one in said.items():
+        for column in filter(numbers.__contains__, one.get(CATEGORIES, {})):
+            raise SettingError(
+                f"column {column!r} holds numbers on client {numbers[column]} and words on client {client}; mend it, "
+                f'make it one with categories everywhere (categories = {{"{column}": []}}), or leave it out of columns'
+            )
 
 
 def settled(agreed: str) -> dict[str, Any]:
@@ -102,7 +121,7 @@ def _read(client: str, text: str) -> dict[str, Any]:
     """Read what a client announces; nothing that comes over the wire is trusted."""
     try:
         said = json.loads(text)
-        lists = [said.get(LABELS, []), said.get(COLUMNS, []), *said.get(CATEGORIES, {}).values()]
+        lists = [*(said.get(key, []) for key in (LABELS, COLUMNS, NUMBERS)), *said.get(CATEGORIES, {}).values()]
         if not all(isinstance(name, str) for names in lists for name in names):
             raise ValueError("names must be texts")
     except (ValueError, TypeError, AttributeError) as error:

@@ -62,6 +62,8 @@ def run(
     """
     paths.set_base(base or paths.directory_of_user())
     method, params = check(config)
+    if datasets.DATASETS[config.data.dataset].own:
+        datasets.forget()
     if config.resume:
         _same_settings(config)
     torch.set_num_threads(config.training.torch_threads)
@@ -140,7 +142,16 @@ def check(config: RunConfig) -> tuple[Method, Any]:
     """
     plugins.load(config.plugins)
     models.resolve(models_of(config.method, config.models))
-    lookup(datasets.DATASETS, config.data.dataset, "data set")
+    source = lookup(datasets.DATASETS, config.data.dataset, "data set")
+    if (
+        source.own
+        and config.data.own.scaling == "global"
+        and (config.server.leave_domain or config.server.leave_clients)
+    ):
+        raise SettingError(
+            "scaling = global fits the scale on the rows of all clients, those left out included; set scaling to "
+            "client or none, or leave nobody out"
+        )
     paths.existing(config.data.data_root, "data-root")
     augment.parse(config.training.augment)
     tiers.read(config.device_tiers)

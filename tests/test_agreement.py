@@ -148,6 +148,23 @@ def test_other_input_columns_end_the_run_before_it_begins(tmp_path: Path) -> Non
         start(grid)
 
 
+def test_a_column_of_numbers_here_and_words_there_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+    devices = {"kitchen": [(1, "red", "cat"), (2, "blue", "dog")], "garden": [(3, 4, "cat"), (5, 6, "dog")]}
+    grid = federation(tmp_path, devices, {})
+    with pytest.raises(SettingError, match="column 'colour' holds numbers on client garden and words on client kitch"):
+        start(grid)
+
+
+def test_who_fails_before_the_agreement_is_reported_with_that_cause(tmp_path: Path) -> None:
+    """The attic's fox is unknown; that its colour is then missing from the agreed ones is only what follows."""
+    devices = {**DEVICES, "attic": [(1, "mauve", "fox")] * 4, "garden": DEVICES["kitchen"]}
+    strategy = start(federation(tmp_path, devices, {}, **{"label-names": "cat,dog"}))
+    assert list(strategy.clients) == ["garden", "kitchen"]
+    (failure,) = strategy.roster.failures
+    assert failure.client == "2"
+    assert "label 'fox' is not among cat, dog" in failure.reason
+
+
 def test_a_data_path_beside_a_data_set_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NodesMissingError, match="dataset is digits4; set dataset to one of folder, csv"):
         start(federation(tmp_path, DEVICES, {}, dataset="digits4"))

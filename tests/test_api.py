@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -109,3 +110,18 @@ def test_the_example_runs_as_it_stands(
     assert len(names["saf"].rounds) == 3
     assert (names["saf"].folder / "report.html").is_file()
     assert "client_worst" in capsys.readouterr().out
+
+
+def test_own_data_that_changed_are_read_anew_by_the_next_run_of_the_same_process(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"dataset": "csv", "data_root": str(tmp_path / "own.csv"), "partition": "iid", "rounds": 0}
+    seen = []
+    for rows in (20, 32):
+        (tmp_path / "own.csv").write_text("label,x\n" + "a,1\nb,2\n" * (rows // 2))
+        made = fedapp.run("local", clients=2, models="mlp", feature_dim=8, out=tmp_path, report=False, **own)
+        seen.append(sum(one["train-examples"] + one["test-examples"] for one in made.described["clients"].values()))
+    assert seen == [20, 32]
+
+
+def test_a_setting_that_does_not_suit_one_client_of_a_simulation_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"1 of 3 clients cannot take part\n  client 1: SettingError: .*small-gru"):
+        fedapp.run("local", clients=3, rounds=1, models="small-cnn,small-gru", feature_dim=8, out=tmp_path)

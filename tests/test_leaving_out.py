@@ -175,3 +175,10 @@ def test_clients_that_the_data_name_are_left_out_and_shown_by_these_names(tmp_pa
     assert "Client 1 (oslo) took no part in training." in page.text
     assert "0 (berlin)" in page.text
     assert load(result.folder).class_names == ["a", "b"]
+
+
+def test_scaling_by_the_rows_of_those_left_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("label,x\n" + "a,1\nb,2\n" * 20)
+    own: dict[str, Any] = {"dataset": "csv", "data_root": str(tmp_path / "own.csv"), "scaling": "global"}
+    with pytest.raises(SettingError, match="those left out included; set scaling to client or none"):
+        fedapp.run("local", clients=3, rounds=1, models="mlp", out=tmp_path, leave_clients="0", partition="iid", **own)

@@ -44,8 +44,7 @@ def _table(root: Path, cell: str) -> DataSettings:
     """Write a table of two classes, and return the settings that read it."""
     rows = [f"{'ab'[row % 2]},{row}" for row in range(39)] + [f"b,{cell}"]
     (root / "own.csv").write_text("label,x\n" + "\n".join(rows) + "\n")
-    datasets._pool.cache_clear()
-    datasets._shares.cache_clear()
+    datasets.forget()
     own = OwnDataSettings(label_column="label")
     return DataSettings(dataset="csv", data_root=str(root / "own.csv"), partition="iid", own=own)
 

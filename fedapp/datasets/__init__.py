@@ -45,6 +45,7 @@ __all__ = [
     "Samples",
     "Share",
     "Source",
+    "forget",
     "load_node",
     "load_pool",
     "load_shares",
@@ -144,6 +145,14 @@ def load_node(settings: DataSettings, index: int, num_clients: int) -> NodeData:
         node = _node(load_pool(settings), load_shares(settings, num_clients), index, settings.own.scaling)
         _nodes.put(group, index, node)
     return node
+
+
+def forget() -> None:
+    """Forget all data kept in this process, so that files that have changed are read anew."""
+    _pool.cache_clear()
+    _shares.cache_clear()
+    _nodes.clear()
+    _shared.clear()
 
 
 def _of_pool(settings: DataSettings) -> DataSettings:

@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedapp.agreement import unite
-from fedapp.config import ServerSettings
+from fedapp.config import ServerSettings, SettingError
 from fedapp.payload import ClientInfo, Instruction, order
 from fedapp.seeds import derive
 from fedapp.strategies.records import Failure
@@ -63,6 +63,7 @@ class Roster:
 
         Raises:
             NodesMissingError: If too few nodes answered in time, or none of them can take part.
+            SettingError: If settings, which all clients of a simulation have alike, do not suit one of them.
         """
         deadline = time.monotonic() + settings.node_timeout
         while True:
@@ -80,8 +81,14 @@ class Roster:
             raise NodesMissingError(f"none of {len(self._answered)} nodes can take part" + self._reasons())
         self.agreed = self.agreed or unite({client: info.announced for client, info in self.clients.items()})
         if self.agreed != hello.agreed:  # everybody is asked once more, and answers by what was agreed
+            first = {failure.client: failure for failure in self.failures}
             self.clients, self.nodes, self.failures, self._answered = {}, {}, [], set()
             self.gather(grid, replace(hello, agreed=self.agreed), settings)
+            self.failures = [first.get(failure.client, failure) for failure in self.failures]
+        elif hello.memory and any(failure.kind == "SettingError" for failure in self.failures):
+            raise SettingError(
+                f"{len(self.failures)} of {len(self._answered)} clients cannot take part" + self._reasons()
+            )
 
     def refresh(self, grid: Grid, hello: Instruction, timeout: float) -> None:
         """Ask nodes that were not asked yet who they are: newcomers, and clients that came back.

@@ -44,6 +44,4 @@ def offline_environment(tmp_path: Path) -> dict[str, str]:
 
 
 def _forget() -> None:
-    data._pool.cache_clear()
-    data._shares.cache_clear()
-    data._nodes.clear()
+    data.forget()

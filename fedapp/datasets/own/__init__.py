@@ -34,7 +34,16 @@ def announce(pool: Pool, own: OwnDataSettings) -> str:
     found = {column: names for column, names in pool.categories.items() if column not in given and not told}
     if found:  # what is agreed takes the place of the whole setting, which all devices have alike
         found |= given
-    return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns)
+    return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns, _numbers(pool))
+
+
+def _numbers(pool: Pool) -> list[str]:
+    """Return the columns of a table that hold numbers; one without any cell may be of either kind."""
+    if pool.scaled is None:
+        return []
+    held = np.isfinite(pool.inputs[:, pool.scaled]).any(axis=0)
+    names = [column for column in pool.columns if column not in pool.categories]
+    return [column for column, any_cell in zip(names, held, strict=True) if any_cell]
 
 
 def described(source: Source, pool: Pool) -> Source:
