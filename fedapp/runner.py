@@ -109,7 +109,11 @@ def _folder(config: RunConfig) -> Path:
 
 
 def _way_on(folder: Path) -> str:
-    return f"What there is of the run is in {folder}; `fedapp run --resume {folder}` goes on from its last checkpoint"
+    """Return where the records of a failed run are and, if it has a checkpoint, how it goes on from there."""
+    from fedapp.checkpoints import found  # Flower and safetensors take a while, and most runs do not fail
+
+    hint = f"; `fedapp run --resume {folder}` goes on from its last checkpoint" if found(folder / "checkpoints") else ""
+    return f"What there is of the run is in {folder}{hint}"
 
 
 def resume(

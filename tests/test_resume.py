@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fedapp.client_update import ClientUpdate
 from fedapp.config import RunConfig, SettingError, flatten, parse
 from fedapp.environment import RunFailedError
 from fedapp.local_grid import LocalGrid
-from fedapp.recorder import Recorder
+from fedapp.recorder import COLUMNS, Recorder
 from fedapp.strategies import METHODS, Local
 
 CLIENTS, ROUNDS = 4, 4
@@ -148,6 +149,19 @@ def test_a_run_cut_in_its_first_round_begins_again(
     assert outcome(runner.resume(tmp_path / "run", engine="local")) == outcome(uncut["fedproto"])
 
 
+def test_rows_from_before_a_column_existed_are_as_long_as_the_header(tmp_path: Path) -> None:
+    first = Recorder(config(tmp_path, "local", "r"))
+    old = COLUMNS[:-1]
+    rows = [[number, "0", *[""] * (len(old) - 2)] for number in (1, 2, 3)]
+    rows[0][old.index("failure")] = 'NoReply: late, or "lost"'
+    with (first.folder / "clients.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([old, *rows])
+    Recorder(replace(first.config, resume=str(first.folder)), completed=2)
+    with (first.folder / "clients.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    assert table == [list(COLUMNS), *([str(row[0]), *row[1:], ""] for row in rows[:2])]
+
+
 def test_a_half_written_line_is_dropped(
     uncut: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,9 +208,30 @@ def test_a_run_in_which_nobody_trains_fails_and_fails_again_when_resumed(rounds:
     with pytest.raises(RunFailedError, match=r"no client trained in the last .* boom"):
         run(settings)
     for _ in range(3):
-        with pytest.raises(RunFailedError, match=r"no client trained(.|\n)*fedapp run --resume"):
+        with pytest.raises(RunFailedError, match=r"no client trained"):
             runner.resume(tmp_path / "run", engine="local")
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_that_failed_before_any_round_says_where_it_is_and_promises_no_checkpoint(tmp_path: Path) -> None:
+    settings = config(tmp_path, "local", "short", **{"min-nodes": CLIENTS + 1, "node-timeout": 0.1})
+    with pytest.raises(RunFailedError, match="lower min-nodes") as failed:
+        runner.run_local(settings, CLIENTS)
+    assert str(failed.value).endswith(f"\nWhat there is of the run is in {tmp_path / 'short'}")
+
+
+def test_a_run_that_failed_after_a_round_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_round = Checkpointer.on_round
+
+    def fail(self: Checkpointer, strategy: Any, record: Any) -> None:
+        on_round(self, strategy, record)
+        raise RunFailedError("no more")
+
+    monkeypatch.setattr(Checkpointer, "on_round", fail)
+    with pytest.raises(RunFailedError, match="no more") as failed:
+        runner.run_local(config(tmp_path, "local", "run"), CLIENTS)
+    way_on = f"; `fedapp run --resume {tmp_path / 'run'}` goes on from its last checkpoint"
+    assert str(failed.value).endswith(f"\nWhat there is of the run is in {tmp_path / 'run'}{way_on}")
 
 
 @pytest.mark.usefixtures("doomed")

@@ -85,6 +85,7 @@ BAGS = Source(
     classes=2,
     shape=(BAG,),
     has_domains=True,
+    models="mlp-bow",
 )
 TEXTS = Source(
     name="amazon-review-text",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
@@ -25,8 +26,8 @@ class Pool:
     """All samples of a data set, before they are shared out; a source's training part comes before its test part.
 
     Attributes:
-        inputs: Pixels, uint8 (N, H, W, C); tokens, whole numbers (N, L); or numbers, float32 (N, ...), NaN where
-            one is missing. May be a read-only memory map.
+        inputs: Pixels, uint8 (N, H, W, C); tokens, whole numbers (N, L); or numbers, float32 (N, ...), or float64
+            (N, F) where columns are to be scaled, NaN where one is missing. May be a read-only memory map.
         labels: Classes, int64 (N,) in [0, len(class_names)).
         class_names: The name of every class.
         domains: Which domain each sample is from, int64 (N,), or None if the set has no domains.
@@ -41,7 +42,7 @@ class Pool:
         categories: The values of every column with categories, or the words of a text, by which ``inputs`` is laid out.
     """
 
-    inputs: Bytes | Ints | Floats
+    inputs: Bytes | Ints | Floats | Doubles
     labels: Ints
     class_names: tuple[str, ...]
     domains: Ints | None = None
@@ -148,6 +149,8 @@ class Source:
         has_domains: Whether the pool has domains.
         own: Whether the data are the user's own: a device reads them from its ``data-path`` and holds all of them.
         vocabulary: Number of token ids of texts, 0 if samples are not texts or only the data tell.
+        models: The models, or the group of them, that suit this data set where ``models = auto``; "" = those for the
+            kind of its samples.
     """
 
     name: str
@@ -158,3 +161,4 @@ class Source:
     has_domains: bool = False
     own: bool = False
     vocabulary: int = 0
+    models: str = ""

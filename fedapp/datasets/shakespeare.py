@@ -123,4 +123,5 @@ SOURCE = Source(
     classes=len(ALPHABET),
     shape=(LENGTH,),
     vocabulary=len(ALPHABET) + words.FIRST,
+    models="char-lstm",  # the others of the kind know no order, or are made for words
 )

@@ -28,7 +28,7 @@ def look(case: Case) -> str:
     findings, classes = [], case.source.classes
     group = models_of(case.config.method, case.config.models)
     if case.config.models == "auto":
-        group = models.suited(group, case.source.shape, case.source.vocabulary)
+        group = models.suited(group, case.source.shape, case.source.vocabulary, case.source.models)
     for name in dict.fromkeys(models.resolve(group)):
         try:
             case.models[name] = facts(name, case)

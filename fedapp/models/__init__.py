@@ -14,12 +14,11 @@ FedSAF's models (2605.05959, section V) follow HtFLlib's split: the classifier o
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fedapp.config import SettingError, lookup
+from fedapp.models.builders import Builder, Shape, called, check_halves, identity, keywords
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
     from fedapp.config import RunConfig
 
-Shape = tuple[int, ...]
-# Called with the keywords num_classes: int, input_shape: Shape, feature_dim: int and vocabulary: int, or with those
-# of them that its signature takes.
-Builder = Callable[..., "nn.Module"]
-OFFERED = ("num_classes", "input_shape", "feature_dim", "vocabulary")
 IMAGES, TOKENS, NUMBERS = "images", "tokens", "numbers"
 SUITED = {IMAGES: "small4", TOKENS: "small3-txt", NUMBERS: "tabular3"}
 """A small group for each kind of input."""
@@ -163,7 +157,8 @@ def build(name: str, *, num_classes: int, input_shape: Shape, feature_dim: int =
         A module with ``features(x) -> (B, D)`` and ``head(z) -> (B, C)``.
 
     Raises:
-        SettingError: If the name is unknown, the model cannot take such samples, or a user's model lacks a half.
+        SettingError: If the name is unknown, the model cannot take such samples, or a user's model cannot be built or
+            lacks a half.
 
     Example:
         >>> import torch
@@ -179,10 +174,9 @@ def build(name: str, *, num_classes: int, input_shape: Shape, feature_dim: int =
             f"{num_classes}, {feature_dim} and {tuple(input_shape)}"
         )
     _check_kind(entry, input_shape, vocabulary)
-    offered = dict(zip(OFFERED, (num_classes, tuple(input_shape), feature_dim, vocabulary), strict=True))
-    taken = _keywords(entry.build)
-    model = entry.build(**{key: value for key, value in offered.items() if key in taken})
-    _check_halves(name, model)
+    sizes = (num_classes, tuple(input_shape), feature_dim, vocabulary)
+    model: nn.Module = entry.build(*sizes) if entry in _ROWS else called(name, entry.build, *sizes)
+    check_halves(name, model)
     return model
 
 
@@ -222,22 +216,26 @@ def kind_of(input_shape: Shape, vocabulary: int) -> str:
     return IMAGES if len(input_shape) == 3 else NUMBERS
 
 
-def suited(images: str, input_shape: Shape, vocabulary: int = 0) -> str:
+def suited(images: str, input_shape: Shape, vocabulary: int = 0, own: str = "") -> str:
     """Return what stands for a group of image models, or for one of them, where samples may be of another kind.
 
     Args:
-        images: A group, or the name of one model.
+        images: A group, or the name of one model where all clients need the same.
         input_shape: Shape of one sample.
         vocabulary: Number of token ids, 0 for what is no text.
+        own: The group that the data set names for itself (:attr:`fedapp.datasets.Source.models`); "" = by kind.
 
     Example:
         >>> suited("small4", (3, 32, 32)), suited("small4", (14,)), suited("small-resnet", (14,))
         ('small4', 'tabular3', 'tabular-wide')
+        >>> suited("small4", (14,), own="mlp-bow"), suited("small-resnet", (14,), own="mlp-bow")
+        ('mlp-bow', 'bow-linear')
     """
     kind = kind_of(input_shape, vocabulary)
-    if kind == IMAGES:
+    if kind == IMAGES and not own:
         return images
-    return SUITED[kind] if images in GROUPS else GROUPS[SUITED[kind]][0]
+    group = own or SUITED[kind]
+    return group if len(resolve(images)) > 1 else resolve(group)[0]
 
 
 def _check_kind(entry: ModelEntry, input_shape: Shape, vocabulary: int) -> None:
@@ -257,41 +255,6 @@ def _check_kind(entry: ModelEntry, input_shape: Shape, vocabulary: int) -> None:
         raise SettingError(
             f"model {entry.name!r} needs texts of shape (length,) and a vocabulary of at least 2 ids (0 = padding, "
             f"1 = unknown), got {tuple(input_shape)} and {vocabulary}"
-        )
-
-
-def _keywords(builder: Builder) -> tuple[str, ...]:
-    """Return the keywords of ``OFFERED`` that a builder takes.
-
-    Raises:
-        SettingError: If the builder requires an argument that is not offered.
-    """
-    parameters = inspect.signature(builder).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return OFFERED
-    by_keyword = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    taken = tuple(parameter.name for parameter in by_keyword if parameter.name in OFFERED)
-    for parameter in parameters:
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        if required and parameter.name not in taken:
-            raise SettingError(
-                f"builder {builder!r} requires {parameter.name!r}, but is called with the keywords "
-                f"{', '.join(OFFERED)}, or those of them it takes; give {parameter.name!r} a default"
-            )
-    return taken
-
-
-def _check_halves(name: str, model: object) -> None:
-    """Check that a model is a module with both halves; torch is loaded by now."""
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise SettingError(f"model {name!r} must be a torch.nn.Module, got {type(model).__name__}; see its builder")
-    missing = [half for half in ("features", "head") if not callable(getattr(model, half, None))]
-    if missing:
-        raise SettingError(
-            f"model {name!r} ({type(model).__name__}) has no callable {' and no callable '.join(missing)}; a model "
-            "needs features(x) -> (batch, feature_dim) and head(z) -> (batch, num_classes), as methods or submodules"
         )
 
 
@@ -323,17 +286,10 @@ def register(name: str, build: Builder, *, summary: str = "") -> None:
             f"model name {name!r} must be non-empty, without comma or space, and not the name of a group "
             f"({', '.join(GROUPS)}); choose another name"
         )
-    if name in MODELS and _identity(MODELS[name].build) != _identity(build):
+    if name in MODELS and identity(MODELS[name].build) != identity(build):
         raise SettingError(f"model {name!r} is already registered with another builder; choose another name")
-    _keywords(build)
+    keywords(build)
     MODELS[name] = ModelEntry(name, build, summary)
-
-
-def _identity(builder: Builder) -> object:
-    """Return what tells one builder from another, also when its module has been executed twice."""
-    if (inspect.isfunction(builder) or inspect.isclass(builder)) and "<" not in builder.__qualname__:
-        return builder.__module__, builder.__qualname__
-    return builder  # a lambda, a local function or another callable
 
 
 def resolve(models: str) -> tuple[str, ...]:

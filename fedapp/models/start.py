@@ -5,6 +5,9 @@ from __future__ import annotations
 import fnmatch
 import functools
 import logging
+import pickle
+import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,10 @@ PRETRAINED = {
 }
 """torchvision's names of the models that it has weights for."""
 BODY, HEAD, KEPT = "extractor.", "head.", "model/"
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Where trainers' checkpoints keep the model's state dict."""
+PREFIXES = ("module.", "model.", "_orig_mod.")
+"""What DataParallel, Lightning and torch.compile put before the name of every entry."""
 SHOWN = 40
 
 
@@ -30,8 +37,8 @@ def initialise(model: nn.Module, source: str, name: str) -> None:
     """Load the weights of ``source`` into a fresh model, in place.
 
     An entry goes where its own name says, or to that name in the model's ``extractor``, so that torchvision's and
-    plain backbones fit. A head that does not fit keeps its fresh weights as a whole. What is left out, on either
-    side, is logged by name.
+    plain backbones fit. Of ``PREFIXES`` before all names those are left out without which more of them fit. A head
+    that does not fit keeps its fresh weights as a whole. What is left out, on either side, is logged by name.
 
     Args:
         model: The model.
@@ -41,7 +48,7 @@ def initialise(model: nn.Module, source: str, name: str) -> None:
 
     Raises:
         SettingError: If there is no such file or it holds no weights, if they cannot be had, if none of them belongs
-            to the model, or if one outside the head has another shape.
+            to the model, if one outside the head has another shape, or if one is not finite.
     """
     if not source:
         return
@@ -55,7 +62,7 @@ def initialise(model: nn.Module, source: str, name: str) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the weights in a safetensors file or a torch checkpoint: a state dict, or a mapping with ``state_dict``.
+    """Return the weights in a safetensors file or a torch checkpoint: a state dict, or one of ``WRAPPERS`` around it.
 
     Of what a client of an earlier run kept, the model is taken. A torch checkpoint is loaded as data, never as code.
 
@@ -67,17 +74,37 @@ def read(path: Path) -> dict[str, Tensor]:
     try:
         found = _read(path)
     except Exception as error:  # a file that is no pickle makes torch raise KeyError, IndexError and others
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise SettingError(
-            f"init-from: {path} cannot be read: {reason}; save the model with safetensors' save_file, or with "
-            "torch.save(model.state_dict(), path)"
-        ) from error
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+            f"init-from: {path} cannot be read: {_reason(path, error)}; save the model with safetensors' save_file, or "
+            "with torch.save(model.state_dict(), path)"
+        ) from (None if isinstance(error, pickle.UnpicklingError) else error)  # which advises to run what is inside
+    wrapped: list[Any] = [found.get(key) for key in WRAPPERS] if isinstance(found, Mapping) else []
+    found = next(filter(_is_state, wrapped), found)
+    if not _is_state(found):
         raise SettingError(f"init-from: {path} is no mapping from names to tensors; save model.state_dict() alone")
     kept = {key.removeprefix(KEPT): value for key, value in found.items() if key.startswith(KEPT)}
     return kept or dict(found)
+
+
+def _is_state(found: Any) -> bool:
+    whole = isinstance(found, Mapping) and bool(found)
+    return whole and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items())
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Return why a checkpoint cannot be read, without what torch says about its own inside."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}"
+    if not path.stat().st_size:
+        return "it is empty"
+    if not isinstance(error, pickle.UnpicklingError):
+        first = (str(error).splitlines() or [""])[0].split(". ")[0]
+        return f"it is damaged, or no checkpoint ({type(error).__name__}{first and ': '}{first})"
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if named or zipfile.is_zipfile(path):
+        what = f", among it {named.group(1)}" if named else ""
+        return f"it holds more than tensors{what}, and code in a checkpoint is never loaded"
+    return "it is damaged, or no checkpoint"
 
 
 def _read(path: Path) -> Any:
@@ -131,6 +158,7 @@ def _fitted(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def _place(model: nn.Module, weights: Mapping[str, Tensor], source: str, name: str) -> None:
     """Copy weights into the entries of the model that they belong to, in place."""
     state = model.state_dict()
+    weights = _unwrapped(weights, state)
     placed = {key if key in state else BODY + key: tensor for key, tensor in weights.items()}
     misfits = {key for key, tensor in placed.items() if key in state and tensor.shape != state[key].shape}
     if body := [key for key in misfits if not key.startswith(HEAD)]:
@@ -147,6 +175,11 @@ def _place(model: nn.Module, weights: Mapping[str, Tensor], source: str, name: s
             f"init-from: {source} has no entry of model {name!r}; it holds {_listed(weights, 4)}, the model has "
             f"{_listed(state, 4)}"
         )
+    if wrong := [key for key, tensor in chosen.items() if _spoils(tensor, state[key])]:
+        raise SettingError(
+            f"init-from: {source} for model {name!r} has values that are not finite (NaN or infinite) in "
+            f"{_listed(wrong, 4)}; take a checkpoint from before the training diverged"
+        )
     with torch.no_grad():
         for key, tensor in chosen.items():
             state[key].copy_(tensor)
@@ -155,6 +188,36 @@ def _place(model: nn.Module, weights: Mapping[str, Tensor], source: str, name: s
     for what, names in (("entries left out", left), ("entries of the model that stay fresh", fresh)):
         if names:
             _say(f"init-from: {source} for model {name!r}: {what}: {_listed(names)}")
+
+
+def _unwrapped(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return weights without the prefixes that all names have, as far as more of them fit without.
+
+    Example:
+        >>> value = torch.zeros(1)
+        >>> list(_unwrapped({"module.a": value, "module.b": value}, {"a": value}))
+        ['a', 'b']
+        >>> list(_unwrapped({"module.a": value, "module.b": value}, {"module.a": value}))
+        ['module.a', 'module.b']
+    """
+    tried = [weights]
+    while prefix := _shared(tried[-1]):
+        tried.append({key.removeprefix(prefix): tensor for key, tensor in tried[-1].items()})
+    return max(tried, key=lambda names: sum(key in state or BODY + key in state for key in names))
+
+
+def _shared(names: Iterable[str]) -> str:
+    """Return which of ``PREFIXES`` all names have; "" if none, or if there are no names."""
+    every = list(names)
+    return next((prefix for prefix in PREFIXES if every and all(name.startswith(prefix) for name in every)), "")
+
+
+def _spoils(tensor: Tensor, fresh: Tensor) -> bool:
+    """Return whether a floating tensor brings values that are not finite to where an entry has finite ones."""
+    if not tensor.is_floating_point():
+        return False
+    brought = tensor.to(fresh.dtype if fresh.is_floating_point() else torch.float64)  # too large counts, too
+    return bool((~brought.isfinite() & fresh.isfinite()).any())  # a mask of -inf is what the model has itself
 
 
 def freeze(model: nn.Module, patterns: str, name: str) -> None:

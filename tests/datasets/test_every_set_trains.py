@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedapp import models
+import fedapp
+from fedapp import doctor, models
+from fedapp.config import RunConfig, parse
 from fedapp.datasets import (
     DATASETS,
     ag_news,
@@ -87,3 +89,28 @@ def test_data_set_trains_a_round_on_the_small_group(
     chosen = {"out": str(tmp_path), "data-root": str(copies), "feature-dim": 16, "samples-per-client": 12}
     (line,) = product.run(chosen, [pair])
     assert line["status"] == product.DONE, line["why"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "group"),
+    [
+        ("amazon-review", "fedsaf", models.GROUPS["mlp-bow"]),
+        ("amazon-review", "fedavg", ("bow-linear",)),
+        ("amazon-review-text", "fedsaf", models.GROUPS["small3-txt"]),
+        ("amazon-review-text", "fedavg", ("small-fasttext",)),
+        ("shakespeare", "fedsaf", ("char-lstm",)),
+        ("shakespeare", "fedavg", ("char-lstm",)),
+        ("mnist", "fedavg", ("small-resnet",)),
+    ],
+)
+def test_models_auto_are_those_that_the_data_set_names_for_clients_and_for_the_doctor(
+    name: str, method: str, group: tuple[str, ...], copies: Path, tmp_path: Path
+) -> None:
+    values = {"data_root": str(copies), "partition": "iid", "feature_dim": 16, "samples_per_client": 12}
+    quick = {"report": False, "device": "cpu", "out": str(tmp_path)}
+    ran = fedapp.run(method, clients=len(group) + 1, rounds=0, dataset=name, **values, **quick)
+    given = [about["model"] for about in ran.described["clients"].values()]
+    assert given == [*group, group[0]]
+    config = parse(RunConfig, {"method": method, "dataset": name, "feature-dim": 16, "data-root": str(copies)})
+    checks = [check for check in doctor.CHECKS if check.name == "models"]
+    assert doctor.examine(config, len(given), checks)[0].detail.startswith(f"{', '.join(group)}: ")

@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 
@@ -6,7 +7,8 @@ import torch
 from torch import nn
 
 from fedapp import models
-from fedapp.config import SettingError
+from fedapp.config import RunConfig, SettingError
+from fedapp.datasets import DATASETS
 
 
 class Halves(nn.Module):
@@ -189,6 +191,32 @@ def test_a_model_of_another_kind_of_input_is_refused_with_both_kinds_and_models_
         assert models.build(fitting, num_classes=2, input_shape=input_shape, vocabulary=vocabulary)
 
 
+@pytest.mark.parametrize(
+    ("method", "input_shape", "vocabulary", "own", "expected"),
+    [
+        ("small4", (3, 8, 8), 0, "", "small4"),
+        ("small4", (3, 8, 8), 0, "resnet4,resnet6", "resnet4,resnet6"),
+        ("small-resnet", (3, 8, 8), 0, "resnet4,resnet6", "resnet4"),
+        ("small4", (80,), 82, "", "small3-txt"),
+        ("small4", (80,), 82, "char-lstm", "char-lstm"),
+        ("small-resnet", (80,), 82, "char-lstm", "char-lstm"),
+        ("small-resnet", (80,), 82, "", "small-fasttext"),
+        ("small4", (5000,), 0, "mlp-bow", "mlp-bow"),
+        ("small-cnn,mlp", (5000,), 0, "", "tabular3"),
+    ],
+)
+def test_auto_takes_the_data_sets_own_group_or_its_kinds_and_one_model_of_it_where_the_method_needs_equal_ones(
+    method, input_shape, vocabulary, own, expected
+):
+    assert models.suited(method, input_shape, vocabulary, own) == expected
+
+
+@pytest.mark.parametrize("source", [source for source in DATASETS.values() if source.models], ids=lambda one: one.name)
+def test_the_models_that_a_data_set_names_take_its_samples(source):
+    kind = models.kind_of(source.shape, source.vocabulary)
+    assert all(kind in models.MODELS[name].takes for name in models.resolve(source.models))
+
+
 @pytest.mark.parametrize(("input_shape", "vocabulary"), [((80,), 1), ((8, 10), 50)])
 def test_a_text_that_is_no_row_of_ids_is_refused(input_shape, vocabulary):
     with pytest.raises(SettingError, match=r"texts of shape \(length,\) and a vocabulary of at least 2 ids"):
@@ -229,6 +257,40 @@ def test_a_model_that_lacks_a_half_is_refused_by_name(missing):
 def test_a_builder_that_returns_no_module_is_refused():
     models.register("mine", lambda: "a string")
     with pytest.raises(SettingError, match=r"model 'mine' must be a torch.nn.Module, got str"):
+        models.build("mine", num_classes=3, input_shape=(1, 2, 2))
+
+
+def _misfit(num_classes, feature_dim):
+    raise RuntimeError("mat1 and mat2 shapes cannot be multiplied\nand more of it")
+
+
+def test_what_a_users_builder_raises_names_the_model_the_error_and_the_builder_and_is_kept_as_the_cause():
+    models.register("mine", _misfit)
+    with pytest.raises(SettingError) as caught:
+        models.prepare("mine", RunConfig(feature_dim=6), num_classes=3, input_shape=(1, 2, 2))
+    assert str(caught.value) == (
+        "model 'mine' cannot be built: RuntimeError: mat1 and mat2 shapes cannot be multiplied; its builder "
+        f"{__name__}._misfit(num_classes=3, feature_dim=6) raised that, so look in the plugin that registers it"
+    )
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("error", [KeyError(), ZeroDivisionError("\n")])
+def test_an_error_without_words_is_named_by_its_type(error):
+    def build(num_classes):
+        raise error
+
+    models.register("mine", functools.partial(build))
+    with pytest.raises(SettingError, match=rf"'mine' cannot be built: {type(error).__name__}; .*functools.partial\("):
+        models.build("mine", num_classes=3, input_shape=(1, 2, 2))
+
+
+def test_a_setting_that_a_users_builder_refuses_is_refused_in_its_own_words():
+    def build(input_shape):
+        raise SettingError("mine takes colour images only")
+
+    models.register("mine", build)
+    with pytest.raises(SettingError, match=r"^mine takes colour images only$"):
         models.build("mine", num_classes=3, input_shape=(1, 2, 2))
 
 

@@ -91,6 +91,72 @@ def test_a_checkpoint_of_a_trainer_and_what_a_client_kept_fit(tmp_path):
         assert agree(donor, prepared(init_from=str(tmp_path / file)))
 
 
+@pytest.mark.parametrize("wrapper", ["state_dict", "model_state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_common_wrappers_of_a_state_dict_are_taken_off(tmp_path, wrapper, prefix):
+    donor = prepared("mlp", seed=7)
+    state = {prefix + key: value for key, value in donor.state_dict().items()}
+    torch.save({"epoch": 3, "optimizer": {"state": {0: torch.ones(2)}}, wrapper: state}, tmp_path / "start.pt")
+    assert agree(donor, prepared("mlp", init_from=str(tmp_path / "start.pt")))
+
+
+def test_a_name_of_a_wrapper_that_holds_no_weights_is_passed_over(tmp_path):
+    donor = prepared("mlp", seed=7)
+    torch.save({"model": {"name": "mlp"}, "model_state_dict": donor.state_dict()}, tmp_path / "start.pt")
+    assert agree(donor, prepared("mlp", init_from=str(tmp_path / "start.pt")))
+
+
+def test_a_backbone_in_a_wrapper_fits_without_its_head(tmp_path, caplog):
+    donor = prepared(seed=7).extractor
+    donor.fc = nn.Linear(64, 1000)
+    torch.save(nn.DataParallel(donor).state_dict(), tmp_path / "start.pt")
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        model = prepared(init_from=str(tmp_path / "start.pt"))
+    assert torch.equal(model.extractor.layer3[0].conv2.weight, donor.layer3[0].conv2.weight)
+    assert "entries left out: fc.weight, fc.bias" in caplog.text
+
+
+def test_a_prefix_stays_where_the_model_has_it_and_where_not_every_entry_has(tmp_path):
+    value = torch.zeros(1)
+    own = {"model.a": value, "model.b": value}
+    assert start._unwrapped(own, own) is own
+    mixed = {"module.a": value, "b": value}
+    assert start._unwrapped(mixed, {"a": value}) is mixed
+    strange = {"module.x": value}
+    assert start._unwrapped(strange, {"a": value}) is strange
+    doubled = {"model.model.a": value, "model.a": value}  # as it is, one fits; without, both
+    assert set(start._unwrapped(doubled, {"model.a": value, "a": value})) == {"model.a", "a"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_weights_that_are_not_finite_are_refused_by_name_and_none_is_placed(tmp_path, value):
+    state = {key: entry.double() for key, entry in prepared("mlp", seed=7).state_dict().items()}
+    state["extractor.3.bias"][2] = value
+    torch.save(state, tmp_path / "start.pt")
+    model = prepared("mlp")
+    with pytest.raises(
+        SettingError, match=r"start.pt for model 'mlp' has values that are not finite .* in extractor.3"
+    ):
+        start.initialise(model, str(tmp_path / "start.pt"), "mlp")
+    assert agree(model, prepared("mlp"))
+
+
+def test_what_is_not_finite_is_let_pass_where_it_is_not_placed_or_where_the_model_has_it_too(tmp_path):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features, self.head = nn.Linear(12, 5), nn.Linear(5, 4)
+            self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    models.register("masked-for-start", Masked)
+    try:
+        donor = prepared("masked-for-start", seed=7, input_shape=(12,))
+        torch.save({**donor.state_dict(), "momentum": torch.tensor([float("nan")])}, tmp_path / "start.pt")
+        assert agree(donor, prepared("masked-for-start", input_shape=(12,), init_from=str(tmp_path / "start.pt")))
+    finally:
+        models.MODELS.pop("masked-for-start")
+
+
 def test_a_users_own_model_starts_from_a_checkpoint(tmp_path):
     class Own(nn.Module):
         def __init__(self, num_classes=4):
@@ -135,16 +201,38 @@ def test_a_checkpoint_that_cannot_serve_is_refused_with_its_path_and_the_reason(
     assert str(path) in str(caught.value)
 
 
-def test_a_broken_safetensors_file_is_refused(tmp_path):
-    (tmp_path / "start.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(SettingError, match="cannot be read"):
-        prepared("mlp", init_from=str(tmp_path / "start.safetensors"))
+@pytest.mark.parametrize("file", ["start.pt", "start.safetensors"])
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (slice(0), "cannot be read: it is empty; save the model with"),
+        (slice(3), "cannot be read: it is damaged, or no checkpoint.*; save the model with"),
+        (slice(2000), "cannot be read: it is damaged, or no checkpoint.*; save the model with"),
+        (slice(-9), "cannot be read: it is damaged, or no checkpoint.*; save the model with"),
+    ],
+)
+def test_a_file_that_is_empty_or_cut_short_is_said_to_be(tmp_path, file, part, words):
+    path = tmp_path / file
+    saved(path, prepared("mlp"))
+    path.write_bytes(path.read_bytes()[part])
+    with pytest.raises(SettingError, match=words) as caught:
+        prepared("mlp", init_from=str(path))
+    assert "weights_only" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
-    torch.save(prepared("mlp"), tmp_path / "whole.pt")
-    with pytest.raises(SettingError, match=r"cannot be read.*save the model with"):
-        prepared("mlp", init_from=str(tmp_path / "whole.pt"))
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_checkpoint_with_code_in_it_is_not_run_and_the_way_out_is_to_save_tensors_alone(tmp_path, zipped):
+    path = tmp_path / "whole.pt"
+    torch.save(prepared("mlp"), path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(SettingError) as caught:
+        prepared("mlp", init_from=str(path))
+    assert str(caught.value) == (
+        f"init-from: {path} cannot be read: it holds more than tensors, among it fedapp.models.split.SplitModel, and "
+        "code in a checkpoint is never loaded; save the model with safetensors' save_file, or with "
+        "torch.save(model.state_dict(), path)"
+    )
+    assert caught.value.__suppress_context__
 
 
 def test_torchvisions_weights_come_from_its_cache_and_leave_its_classifier_out(tmp_path, monkeypatch, caplog):
