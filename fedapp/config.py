@@ -206,8 +206,8 @@ class RunConfig:
     seed: int = setting(0, "seed of weights, batches and sampling", low=0, high=2**63 - 1)
     models: str = setting(
         "auto",
-        "a model group, or names separated by commas (`fedapp models` lists them); auto = what suits the method: "
-        "small4, or one small network where the method needs equal models",
+        "a model group, or names separated by commas (`fedapp models` lists them); auto = what suits data and method: "
+        "a group for the data set (small4 for images), or one model of it where the method needs equal models",
     )
     model_assignment: str = setting(
         "cyclic", "who gets which: cyclic, or list = client i the i-th name", choices=("cyclic", "list")
