@@ -265,14 +265,25 @@ def _only_with_new_runs(options: dict[str, str | None]) -> None:
 def _values(
     settings: list[str] | None, file: str | None, rounds: int | None, out: str | None, preset: str | None
 ) -> dict[str, Any]:
-    """Return settings by key: the preset's, over them the file's, those of --set, and the options of their own."""
+    """Return settings by key: the preset's, over them the file's, those of --set, and the options of their own.
+
+    Which habits the preset copies goes to the terminal, past what a program may read.
+    """
+    from fedapp.config import SettingError
     from fedapp.datasets import presets
     from fedapp.experiments import commands
 
     options = {"num-server-rounds": rounds, "out": out}
     given = {key: value for key, value in options.items() if value is not None}
     own = {**commands.settings_of(settings or [], file), **given}
-    return presets.settings_of(preset, own) if preset else own
+    if own.get("preset"):
+        raise SettingError(f"preset = {own['preset']} alone sets nothing; give --preset {own['preset']}")
+    if not preset:
+        return own
+    values = presets.settings_of(preset, own)
+    if habits := presets.habits_of(preset):
+        typer.secho(habits, fg="yellow", err=True)
+    return values
 
 
 def _clients_of(preset: str | None) -> int:

@@ -13,8 +13,10 @@ from fedapp.settings import (
     defaults,
     flatten,
     join_pairs,
+    json_of,
     key_of,
     keys,
+    listed_names,
     lookup,
     parse,
     setting,
@@ -37,8 +39,10 @@ __all__ = [
     "defaults",
     "flatten",
     "join_pairs",
+    "json_of",
     "key_of",
     "keys",
+    "listed_names",
     "lookup",
     "parse",
     "setting",
@@ -65,7 +69,11 @@ class OwnDataSettings:
         "", 'values of the columns with categories, as {"colour": ["blue", "red"]}; empty = agreed from the data'
     )
     vocabulary: str = setting("", "file with the words of texts, one a line; empty = agreed from the data")
-    most_words: int = setting(20_000, "most words that are taken from the data, the most frequent ones", low=1)
+    most_words: int = setting(
+        20_000,
+        "most words that are taken from the data, the most frequent ones; devices agree on the words of all",
+        low=1,
+    )
     text_length: int = setting(200, "words of a text that are kept", low=1)
     image_size: int = setting(32, "side of the square that images are resized to, in pixels", low=1)
     scaling: str = setting(
@@ -177,12 +185,13 @@ class ServerSettings:
     min_nodes: int = setting(0, "nodes to wait for; 0 = as many as the simulation announces, at least 1", low=0)
     leave_domain: str = setting(
         "",
-        "domains, separated by commas, whose clients take no part in training; what a newcomer reaches on them is "
-        "evaluated by the name left-out",
+        "domains, separated by commas or a JSON list, whose clients take no part in training; what a newcomer reaches "
+        "on them is evaluated by the name left-out",
     )
     leave_clients: str = setting(
         "",
-        "clients that take no part likewise, by their names in the data (client-column) or else their ids, with commas",
+        "clients that take no part likewise, by their names in the data (client-column) or else their ids, with commas "
+        "or as a JSON list",
     )
 
     def __post_init__(self) -> None:
@@ -190,8 +199,8 @@ class ServerSettings:
 
 
 HARMLESS = (
-    "num-server-rounds", "out", "run-name", "resume", "patience", "max-failures", "save-client-models", "report",
-    "track", "round-timeout", "node-timeout", "workers", "client-gpus",
+    "num-server-rounds", "out", "run-name", "preset", "resume", "patience", "max-failures", "save-client-models",
+    "report", "track", "round-timeout", "node-timeout", "workers", "client-gpus",
 )  # fmt: skip
 """Settings that may differ when a run is continued: they leave its numbers as they are."""
 
@@ -227,6 +236,9 @@ class RunConfig:
     plugins: str = setting("", "modules of your own, separated by commas, imported on server and clients")
     out: str = setting("fedapp-runs", "folder for results; relative = to the directory you run from")
     run_name: str = setting("", "name of the results folder; empty = made of method, data set, seed and time")
+    preset: str = setting(
+        "", "data protocol that the settings are of, for the records alone: `--preset` sets both, this sets no other"
+    )
     resume: str = setting("", "folder of a run to continue; `fedapp run --resume` sets it, with the run's own settings")
     patience: int = setting(0, "stop when the best accuracy is this many evaluations old; 0 = never", low=0)
     max_failures: int = setting(0, "stop the run, as failed, after this many client failures; 0 = never", low=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import json
 import math
 import re
 import shlex
@@ -238,6 +239,36 @@ def flatten(instance: Any) -> dict[str, Scalar]:
         elif field.metadata.get("doc"):
             flat[key_of(field)] = value
     return flat
+
+
+def listed_names(text: str, key: str) -> tuple[str, ...]:
+    """Return the names in a setting: separated by commas, or a JSON list for names that hold commas.
+
+    Raises:
+        SettingError: If the list cannot be read.
+
+    Example:
+        >>> listed_names("cat, dog,cat", "label-names"), listed_names('["Smith, John", "c"]', "leave-clients")
+        (('cat', 'dog', 'cat'), ('Smith, John', 'c'))
+    """
+    if not text.lstrip().startswith("["):
+        return tuple(filter(None, (name.strip() for name in text.split(","))))
+    listed = json_of(text, key)
+    if not all(isinstance(name, str) for name in listed):
+        raise SettingError(f"{key} = {text!r} must list texts; put each name in quotes")
+    return tuple(listed)
+
+
+def json_of(text: str, key: str) -> Any:
+    """Return what a setting holds as JSON.
+
+    Raises:
+        SettingError: If it cannot be read.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SettingError(f"{key} = {text!r} cannot be read: {error}; write JSON") from None
 
 
 def split_pairs(text: str) -> dict[str, str]:

@@ -110,6 +110,33 @@ def test_a_preset_gives_settings_and_clients_over_which_the_command_line_wins(us
     assert len(described["clients"]) == 4
     settings = described["settings"]
     assert (settings["dataset"], settings["augment"], settings["num-server-rounds"]) == ("digits4", "crop=8,flip", 0)
+    assert settings["preset"] == "pacs-clean"
+    assert "habits" not in output
+
+
+def test_a_preset_says_which_habits_it_copies_where_no_program_reads(users_directory: Path) -> None:
+    small = ["--set", "dataset=digits4", "--set", "samples-per-domain=20", "--set", "test-split=shared"]
+    line = "pacs-paper copies habits of the paper's code: (1) images are cropped and mirrored once"
+    for words in (
+        ["run", "--engine", "local", "--rounds", "0", "--set", "run-name=mine", "--set", "report=false"],
+        ["partition"],
+        ["doctor", "--json"],
+    ):
+        done = CliRunner().invoke(app, [*words, "--preset", "pacs-paper", *small])
+        (told,) = [told for told in done.stderr.splitlines() if line in told]
+        assert told.endswith("pacs-clean does without")
+        assert "habits" not in done.stdout
+    described = yaml.safe_load((users_directory / "fedapp-runs/mine/config.yaml").read_text())
+    assert described["settings"]["preset"] == "pacs-paper"
+
+
+def test_a_preset_as_a_setting_is_refused_since_it_would_set_nothing(users_directory: Path) -> None:
+    for words in (["run"], ["partition", "--preset", "pacs-clean"]):
+        code, output = call(*words, "--set", "preset=office-paper")
+        assert (code, "--preset office-paper" in " ".join(output.split())) == (2, True)
+    (users_directory / "mine.yaml").write_text("base: {preset: office-paper}\n")
+    code, output = call("sweep", "mine.yaml", "--list")
+    assert (code, "preset sets nothing in a grid" in " ".join(output.split())) == (2, True)
 
 
 def test_two_seeds_make_two_runs_and_a_file_gives_settings_over_which_the_command_line_wins(

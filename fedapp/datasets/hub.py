@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +34,12 @@ VERSION = 1
 SPLITS = ("train", "test")
 CHUNK = 250
 MOST_THREADS = 4
+PROBES, PROBE_SECONDS, PAUSE_SECONDS = 2, 10.0, 1.0
+REMEMBERED_SECONDS = 120.0
+
+_asking = threading.Lock()
+_failed: dict[str, tuple[float, str]] = {}
+"""Repository id -> when the hub failed to give it, and why: the clients of a process need not all wait for that."""
 
 logger = logging.getLogger(__name__)
 
@@ -232,24 +240,68 @@ def digest(paths: Sequence[Path]) -> str:
 
 
 def _download(repository: Repository, data_root: str) -> Splits:
-    import datasets
-
     tried = Path(data_root).expanduser() / repository.id if data_root else "a local copy (data-root is not set)"
     files = " and ".join(f"{split}.parquet" for split in repository.splits)
     way_out = f"put {files} into <data-root>/{repository.id} and set data-root"
     if not repository.on_hub:
         raise SettingError(f"{repository.name} was not found in {tried}, and the hub has no such repository; {way_out}")
-    logger.warning("%s: not in %s, so %s is taken from the hub", repository.name, tried, repository.id)
-    try:
-        loaded = datasets.load_dataset(
-            repository.id, repository.config or None, split=list(repository.splits), **_only(repository)
-        )
-    except Exception as error:  # whatever the hub's client raises: its HTTP library has changed before
-        raise SettingError(
-            f"data set {repository.name} was found neither in {tried} nor on the hub as {repository.id} "
-            f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); {way_out}, or allow access to the hub"
-        ) from error
+    nowhere = f"data set {repository.name} was found neither in {tried} nor on the hub as {repository.id}"
+    way_out += ", or allow access to the hub"
+    with _asking:
+        since, reason = _failed.get(repository.id, (0.0, ""))
+        if reason and time.monotonic() - since < REMEMBERED_SECONDS:
+            raise SettingError(f"{nowhere} ({reason}); {way_out}")
+        logger.warning("%s: not in %s, so %s is taken from the hub", repository.name, tried, repository.id)
+        try:
+            return _ask(repository)
+        except Exception as error:  # whatever the hub's client raises: its HTTP library has changed before
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            _failed[repository.id] = time.monotonic(), reason
+            raise SettingError(f"{nowhere} ({reason}); {way_out}") from error
+
+
+def _ask(repository: Repository) -> Splits:
+    """Return the splits as the ``datasets`` library has them from the hub, or from its cache of the hub."""
+    import datasets
+
+    if not _at_hand(repository):
+        _probe()
+    loaded = datasets.load_dataset(
+        repository.id, repository.config or None, split=list(repository.splits), **_only(repository)
+    )
     return {name: from_library(split) for name, split in zip(repository.splits, loaded, strict=True)}
+
+
+def _at_hand(repository: Repository) -> bool:
+    """Return whether the library may have something of a repository without the network, or was told not to use it."""
+    import datasets
+    import huggingface_hub
+
+    places = [
+        Path(repository.id),
+        Path(huggingface_hub.constants.HF_HUB_CACHE) / f"datasets--{repository.id.replace('/', '--')}" / "snapshots",
+        Path(datasets.config.HF_DATASETS_CACHE) / repository.id.replace("/", "___"),
+    ]
+    return bool(huggingface_hub.constants.HF_HUB_OFFLINE) or any(place.is_dir() for place in places)
+
+
+def _probe() -> None:
+    """Ask whether the hub is there; without a network the library itself retries for half a minute.
+
+    Raises:
+        Exception: What the hub's HTTP library raises if nothing answers, whatever the answer would be.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import get_session
+
+    for tries_left in reversed(range(PROBES)):
+        try:
+            get_session().head(huggingface_hub.constants.ENDPOINT, timeout=PROBE_SECONDS)
+            return
+        except Exception:
+            if not tries_left:
+                raise
+        time.sleep(PAUSE_SECONDS)
 
 
 def _only(repository: Repository) -> dict[str, Any]:

@@ -175,4 +175,18 @@ def settings_of(name: str, chosen: Mapping[str, Scalar] | None = None) -> dict[s
         >>> settings_of("pacs-clean", {"batch-size": 10})["batch-size"]
         10
     """
-    return {**lookup(PRESETS, name, "preset").settings, **(chosen or {})}
+    return {**lookup(PRESETS, name, "preset").settings, **(chosen or {}), "preset": name}
+
+
+def habits_of(name: str) -> str:
+    """Return which habits a preset copies, and what does without, in one line; "" if there are none, or no such preset.
+
+    Example:
+        >>> habits_of("digits-clean"), habits_of("office-paper")[:70]
+        ('', "office-paper copies habits of the paper's code: (1) partition-seed dra")
+    """
+    preset = PRESETS.get(name)
+    if preset is None or not preset.habits:
+        return ""
+    listed = "; ".join(f"({number}) {habit}" for number, habit in enumerate(preset.habits, start=1))
+    return f"{name} copies habits of the paper's code: {listed}; {preset.clean} does without"

@@ -37,8 +37,8 @@ ELSEWHERE = {
     "run-name": "a cell's name is made of its settings",
     "resume": "a sweep goes on by itself when it is started again",
 }
-PLACES = ("data-root", "track")
-"""Settings that say where things are, not what is computed: no part of a cell's identity."""
+PLACES = ("data-root", "track", "preset")
+"""Settings that say where things are or what they are called, not what is computed: no part of a cell's identity."""
 SECTIONS = ("title", "base", "grid", "seeds", "clients", "engine", "expected", "heat-map")
 ENGINES = {"flower": "flower", "local": "local"}
 CONFIGS = Path(__file__).parent / "configs"
@@ -159,7 +159,10 @@ def load(path: Path, override: Mapping[str, Any] | None = None, seeds: Sequence[
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingError(f"{path} cannot be read: {error}") from error
     try:
-        return build(described, path.stem, override or {}, seeds)
+        sweep = build(described, path.stem, override or {}, seeds)
+        if any("preset" in cell.settings for cell in sweep.cells):
+            raise SettingError("preset sets nothing in a grid; write the settings that it stands for under `base:`")
+        return sweep
     except SettingError as error:
         raise SettingError(f"{path.name}: {error}") from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedapp.config import ServerSettings, SettingError, closest
+from fedapp.config import ServerSettings, SettingError, closest, listed_names
 from fedapp.payload import ClientInfo, Downlink, Uplink, order
 from fedapp.strategies.records import HEADLINE, Failure, by_domain
 
@@ -38,8 +38,8 @@ class HeldOut:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.domains = names_in(settings.leave_domain)
-        self.ids = names_in(settings.leave_clients)
+        self.domains = _names(settings.leave_domain, "leave-domain")
+        self.ids = _names(settings.leave_clients, "leave-clients")
         self._owners: set[str] = set()
         self.clients: dict[str, ClientInfo] = {}
 
@@ -103,16 +103,6 @@ class HeldOut:
         return ", ".join(f"{client} ({words})" if words else client for client, words in about.items())
 
 
-def names_in(text: str) -> list[str]:
-    """Return the names in a text, each once.
-
-    Example:
-        >>> names_in("mnist, usps,mnist")
-        ['mnist', 'usps']
-    """
-    return list(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))
-
-
 def as_newcomer(downlink: Downlink) -> Downlink:
     """Return a downlink that tells the client that it is evaluated as one that never took part."""
     return replace(downlink, settings={**downlink.settings, NEWCOMER: True})
@@ -121,6 +111,10 @@ def as_newcomer(downlink: Downlink) -> Downlink:
 def is_newcomer(downlink: Downlink) -> bool:
     """Return whether the client is evaluated as one that never took part."""
     return bool(downlink.settings.get(NEWCOMER))
+
+
+def _names(text: str, key: str) -> list[str]:
+    return list(dict.fromkeys(listed_names(text, key)))
 
 
 def _check_known(key: str, name: str, known: Mapping[str, object], fault: str) -> None:

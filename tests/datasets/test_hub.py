@@ -321,3 +321,66 @@ def test_copy_of_mnist_is_partitioned_by_the_papers_rule(local_copies: Path) -> 
     assert sum(len(node.train) + len(node.test) for node in nodes) == 30_000
     assert all(len(node.train) == int(0.75 * (len(node.train) + len(node.test))) >= 30 for node in nodes)
     assert nodes[0].input_shape == (1, 28, 28)
+
+
+# ---- the hub out of reach ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of a network that is not there."""
+    import datasets
+    import huggingface_hub.utils
+
+    found: list[str] = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            found.append("probe")
+            raise OSError("no such host")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        found.append("library")
+        raise ConnectionError("cannot reach it")
+
+    monkeypatch.setattr(huggingface_hub.utils, "get_session", Session)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "library")
+    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
+    monkeypatch.setattr(hub, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(hub, "_failed", {})
+    return found
+
+
+ABSENT = dataclasses.replace(digits.SVHN, id="nobody/absent")
+
+
+def failures(count: int) -> set[str]:
+    """The messages of so many clients of one process that ask for what is not there."""
+    messages = set()
+    for _ in range(count):
+        with pytest.raises(SettingError) as caught:
+            hub.fetch(ABSENT, "")
+        messages.add(str(caught.value))
+    return messages
+
+
+def test_clients_without_a_network_wait_once_and_get_the_same_message(asked: list[str]) -> None:
+    (message,) = failures(20)
+    assert asked == ["probe"] * hub.PROBES
+    assert "nor on the hub as nobody/absent (OSError: no such host)" in message
+    assert message.endswith("set data-root, or allow access to the hub")
+
+
+def test_a_failure_is_forgotten_after_a_while(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "REMEMBERED_SECONDS", 0.0)
+    failures(3)
+    assert asked == ["probe"] * 3 * hub.PROBES
+
+
+@pytest.mark.parametrize("place", ["hub/datasets--nobody--absent/snapshots", "library/nobody___absent"])
+def test_what_the_library_has_of_it_is_used_without_a_network(asked: list[str], tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    failures(3)
+    assert asked == ["library"]

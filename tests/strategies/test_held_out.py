@@ -75,6 +75,20 @@ def test_a_name_that_the_data_give_a_client_goes_before_an_id():
     assert held_out.in_words() == "0 (1), 1 (2)"
 
 
+def test_names_that_hold_commas_are_given_as_a_json_list():
+    clients = {
+        "0": ClientInfo("0", owner="Smith, John"),
+        "1": ClientInfo("1", domain="Real, World"),
+        "2": ClientInfo("2"),
+    }
+    held_out = HeldOut(leaving('["Real, World"]', '["Smith, John", "Smith, John"]'))
+    held_out.check(clients)
+    held_out.take(clients)
+    assert (list(held_out.clients), list(clients)) == (["0", "1"], ["2"])
+    with pytest.raises(SettingError, match=r"leave-clients = '\['.*cannot be read.*write JSON"):
+        HeldOut(leaving(clients="["))
+
+
 def test_an_unknown_name_is_answered_with_ids_and_names():
     clients = {"0": ClientInfo("0", owner="berlin"), "1": ClientInfo("1", owner="rome")}
     with pytest.raises(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.agreement import sort_names
-from fedapp.config import DataSettings, OwnDataSettings, SettingError
+from fedapp.config import DataSettings, OwnDataSettings, SettingError, json_of, listed_names
 from fedapp.datasets.base import Bools, Pool
 
 Names = Sequence[str]
@@ -152,13 +152,7 @@ def names_of(text: str, key: str) -> tuple[str, ...]:
         >>> names_of("cat, dog", "label-names"), names_of('["a,b", "c"]', "label-names")
         (('cat', 'dog'), ('a,b', 'c'))
     """
-    if text.lstrip().startswith("["):
-        listed = _json(text, key)
-        if not all(isinstance(name, str) for name in listed):
-            raise SettingError(f"{key} = {text!r} must list texts; put each name in quotes")
-        names = tuple(listed)
-    else:
-        names = tuple(filter(None, (name.strip() for name in text.split(","))))
+    names = listed_names(text, key)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SettingError(f"{key} names {twice[0]!r} twice; name it once")
@@ -177,7 +171,7 @@ def categories_of(text: str) -> dict[str, tuple[str, ...]]:
     """
     if not text.strip():
         return {}
-    listed = _json(text, "categories")
+    listed = json_of(text, "categories")
     if not isinstance(listed, dict) or not all(isinstance(values, list) for values in listed.values()):
         raise SettingError(f'categories = {text!r} must be like {{"colour": ["red", "blue"]}}')
     names = {column: names_of(json.dumps(values), f"categories of {column}") for column, values in listed.items()}
@@ -203,13 +197,6 @@ def cells_of(names: Names, key: str) -> tuple[str, ...]:
             )
         cells[cell] = name
     return tuple(cells)
-
-
-def _json(text: str, key: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise SettingError(f"{key} = {text!r} cannot be read: {error}; write JSON") from None
 
 
 def as_text(value: Any) -> str:
