@@ -165,10 +165,12 @@ class Recorder:
         self._told = len(self.failures)
         kept = "".join(json.dumps(line, allow_nan=False) + "\n" for line in self.rounds)
         write_atomically(self.folder / "rounds.jsonl", kept.encode())
-        rows = list(csv.reader(_whole_lines(self.folder / "clients.csv")))
-        if rows:
+        rows = csv.DictReader(_whole_lines(self.folder / "clients.csv"), restval="")  # columns may be fewer than now
+        if rows.fieldnames:
             text = io.StringIO()
-            csv.writer(text).writerows([COLUMNS, *(row for row in rows[1:] if row and int(row[0]) <= completed)])
+            table = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore")
+            table.writeheader()
+            table.writerows(row for row in rows if int(row["round"]) <= completed)
             write_atomically(self.folder / "clients.csv", text.getvalue().encode())
 
     def _add_failures(self, number: int, failures: Sequence[Any]) -> None:

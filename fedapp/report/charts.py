@@ -14,7 +14,9 @@ Points = Sequence[tuple[float, float | None]]
 POINTS = 400  # of a curve; more could not be told apart
 TOP, PLOT, BOTTOM = 24.0, 190.0, 40.0
 ROW = 19.0
-NAME = 20  # characters of a name that are shown
+BARS = 120.0  # width that bars keep beside names of more than NAME characters
+NAME = 20  # characters of a name that are shown in a line
+LINE = 14.0  # height of a line of a name
 
 
 @dataclass(frozen=True)
@@ -83,33 +85,50 @@ def curves(
     kept = [curve for curve in drawn if any(y is not None for _, y in curve.points)]
     if not kept:
         return None
-    names = [svg.shorten(curve.name, NAME) for curve in kept]
-    x, y, grid = _axes(kept, labels, zero, (bool(stars), most))
+    names = _wrapped([curve.name for curve in kept])
+    x, y, grid = _axes(kept, labels, zero, (bool(stars), most), max(len(line) for lines in names for line in lines))
     lasts = [[(at, value) for at, value in curve.points if value is not None][-1] for curve in kept]
-    heights = svg.dodge([y(value) for _, value in lasts], 14, y.end, y.start)
+    wanted = [y(value) for (_, value), lines in zip(lasts, names, strict=True) for _ in lines]
+    heights = iter(svg.dodge(wanted, LINE, y.end, y.start))  # lines that want the same stay together, in order
     parts = [grid, *(_band(curve, i, x, y) for i, curve in enumerate(kept) if curve.band)]
     for i, curve in enumerate(kept):
-        where = (x(lasts[i][0]), y(lasts[i][1]), x.end, heights[i])
-        parts += [_curve(curve, i, x, y), _name(names[i], curve, i, where)]
+        lines = [(line, next(heights)) for line in names[i]]
+        parts += [_curve(curve, i, x, y), _name(lines, curve, i, (x(lasts[i][0]), y(lasts[i][1]), x.end))]
     parts += [_star(star, x, y) for star in stars]
     spoken = f"{labels[1]} over {labels[0]}: " + ", ".join(curve.name for curve in kept)
     return svg.drawing(y.start + BOTTOM, spoken, *parts)
 
 
+def _wrapped(names: Sequence[str]) -> list[list[str]]:
+    """Return the lines of every name: one each if two were more than the height of the chart has room for."""
+    lines = [svg.wrap(name, NAME) for name in names]
+    if LINE * (sum(map(len, lines)) - 1) <= PLOT:
+        return lines
+    return [[svg.shorten(name, NAME)] for name in names]
+
+
 def _axes(
-    kept: Sequence[Curve], labels: tuple[str, str], zero: bool, above: tuple[bool, float]
+    kept: Sequence[Curve], labels: tuple[str, str], zero: bool, above: tuple[bool, float], longest: int
 ) -> tuple[Scale, Scale, Html]:
-    """Return both scales, and the grid; ``above`` is whether a star needs room, and the largest possible value."""
+    """Return both scales, and the grid.
+
+    Args:
+        kept: The curves.
+        labels: What the axes show.
+        zero: Whether the upright axis starts at 0.
+        above: Whether a star needs room, and the largest possible value.
+        longest: Characters of the longest line at the curves' ends.
+    """
     starred, most = above
     xs = [x for curve in kept for x, _ in curve.points]
     ys = [y for curve in kept for _, y in curve.points if y is not None]
     ys += [edge for curve in kept for _, *edges in curve.band for edge in edges]
     low, high = 0.0 if zero else min(ys), max(ys)
     high = min(high + 0.12 * (high - low) * starred, most)
-    y_ticks = svg.ticks(low, high if high > low or not zero else 1.0)
+    y_ticks = svg.ticks(low, high if high > low or not zero else 1.0, most=most)
     x_ticks = [value for value in svg.ticks(min(xs), max(xs), 6, whole=True) if min(xs) <= value <= max(xs)]
     left = 16 + svg.CHARACTER * max(len(f"{value:,.6g}") for value in y_ticks)
-    right = 20 + svg.CHARACTER * max(min(len(curve.name), NAME) for curve in kept)
+    right = 20 + svg.CHARACTER * longest
     ends = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
     top = TOP + 13 * starred  # the words of a star at the very top stand above the plot
     x, y = Scale(*ends, left, WIDTH - right), Scale(y_ticks[0], y_ticks[-1], top + PLOT, top)
@@ -152,12 +171,14 @@ def _band(curve: Curve, position: int, x: Scale, y: Scale) -> Html:
     return svg.path("M" + "L".join(upper + lower) + "z", fill=colour, fill_opacity="0.15")
 
 
-def _name(name: str, curve: Curve, position: int, where: tuple[float, float, float, float]) -> Html:
-    """Return a curve's name, and a thin line to it from the curve's last point."""
-    x, y, end, height = where
+def _name(lines: Sequence[tuple[str, float]], curve: Curve, position: int, where: tuple[float, float, float]) -> Html:
+    """Return a curve's name, each line at its height, and a thin line to it from the curve's last point."""
+    x, y, end = where
+    height = (lines[0][1] + lines[-1][1]) / 2
     colour = svg.colour_of(_style(curve, position))
     lead = f"M{xy(x + 5)} {xy(y)}L{xy(max(end, x) + 5)} {xy(y)}L{xy(end + 15)} {xy(height)}"
-    return svg.path(lead, stroke=colour, stroke_width="0.8", fill="none") + svg.text(end + 18, height + 4, name)
+    words = join(svg.text(end + 18, at + 4, line) for line, at in lines)
+    return svg.path(lead, stroke=colour, stroke_width="0.8", fill="none") + words
 
 
 def _star(star: Star, x: Scale, y: Scale) -> Html:
@@ -206,9 +227,10 @@ def bars(drawn: Sequence[Bar], what: str, highest: float = 0.0) -> Html | None:
     """
     if not drawn:
         return None
-    names = [svg.shorten(bar.name, NAME) for bar in drawn]
-    left = 10 + svg.CHARACTER * max(map(len, names))
     right = 12 + svg.CHARACTER * max(len(bar.shown) + len(bar.remark) + 1 for bar in drawn)
+    longest = max(NAME, int((WIDTH - right - BARS - 10) / svg.CHARACTER))
+    names = [svg.shorten(bar.name, longest) for bar in drawn]
+    left = 10 + svg.CHARACTER * max(map(len, names))
     top = highest or max((bar.value or 0.0) + bar.spread for bar in drawn) or 1.0
     x = Scale(0, top, left, max(WIDTH - right, left + 60))
     parts, height = [], 2.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
 
+from fedapp.report import newcomers
 from fedapp.report.charts import Bar, Curve, bars, curves
 from fedapp.report.markup import Html, details, figure, figures, join, note, percent, table, tag
 from fedapp.report.records import Line, Records
@@ -20,34 +21,6 @@ MODELS = (
     ("group", "The full model of each group of clients, on the domains whose clients are mostly in that group."),
     ("deployed", "Every client's own small model, on the test samples of its own domain."),
 )
-LEFT_OUT = "left-out"
-NEWCOMERS = (
-    (
-        LEFT_OUT,
-        "A newcomer that trained on nothing: the method's one model for everybody answers if it has one (as fedavg, "
-        "fml and fedsap do), else the first, untrained weights of the client's own model with what the server sends (a "
-        "head, or nothing at all). With untrained weights this is near chance: a baseline, not what the method gives.",
-    ),
-    (
-        f"{LEFT_OUT}{AGAIN}",
-        "The same, but BatchNorm's statistics are measured anew on the inputs of the newcomer's own training samples; "
-        "it trains on none of them.",
-    ),
-    (
-        f"{LEFT_OUT}-prototype",
-        "The same untrained weights, but the nearest global prototype answers instead of the head.",
-    ),
-    (
-        f"{LEFT_OUT}-adapted",
-        "A newcomer that joins: from its own first weights and what the server sends, it trained as the method's "
-        "clients do in a round, for {} over its own training samples, and then answered by its head. Every "
-        "evaluation starts afresh; nothing of it is kept, and the clients that take part train as without it.",
-    ),
-    (
-        f"{LEFT_OUT}-adapted-prototype",
-        "The same trained weights, but the nearest global prototype answers instead of the head.",
-    ),
-)
 ABSENT = {
     "consensus": "Outside a simulation the server has no test data, and no client that keeps the full model (keep "
     "ratio 1) evaluated it on its own.",
@@ -59,7 +32,7 @@ ABSENT = {
 def found_in(records: Records) -> Mapping[str, Line]:
     """Return what every named evaluation came to over the rounds, the known ones in order and then all others."""
     held = records.summary.get("evaluations") or {}
-    known = [name for model, _ in MODELS for name in (model, model + AGAIN)] + [name for name, _ in NEWCOMERS]
+    known = [name for model, _ in MODELS for name in (model, model + AGAIN)] + list(newcomers.MEANINGS)
     return {name: held[name] for name in (*known, *sorted(held)) if name in held}
 
 
@@ -90,16 +63,17 @@ def in_a_sentence(records: Records) -> Html:
 def named(records: Records) -> Html:
     """Return the named evaluations; nothing for a method that has none."""
     found = found_in(records)
-    if not found and not records.submodels and not records.left_out:
+    if not found and not records.submodels and not records.newcomers:
         return Html("")
     meanings = [tag("dt", model) + tag("dd", _meaning(records, model, words)) for model, words in MODELS]
-    parts: list[object] = [tag("dl", *meanings)] if records.submodels else []
-    parts += [_about_left_out(records, found)] if records.left_out else []
-    if not found:
-        return section("evaluations", "Models, evaluated by name", *parts, note("Nothing was evaluated in this run."))
-    parts += [_about_statistics(records) if records.submodels else "", _table(records, found), _drawings(records)]
-    parts.append(details("The same for every domain", _domains(found)))
-    return section("evaluations", "Models, evaluated by name", *parts)
+    parts: list[object] = [tag("dl", *meanings, class_="terms")] if records.submodels else []
+    parts += [newcomers.about(records, found)] if records.newcomers else []
+    if found:
+        parts += [_about_statistics(records) if records.submodels else "", _table(records, found), _drawings(records)]
+        parts.append(details("The same for every domain", _domains(found)))
+    elif records.submodels:
+        parts.append(note("Nothing was evaluated in this run."))
+    return section("evaluations", "Models, evaluated by name", *parts, newcomers.own_figures(records))
 
 
 def _meaning(records: Records, model: str, words: str) -> Html:
@@ -119,25 +93,12 @@ def _about_statistics(records: Records) -> Html:
     )
 
 
-def _about_left_out(records: Records, found: Mapping[str, Line]) -> Html:
-    """Say who was left out, and what answers for it."""
-    clients, domains = list(records.left_out), sorted(filter(None, set(records.left_out.values())))
-    who = f"Client{'s' * (len(clients) > 1)} {', '.join(map(records.called, clients))}"
-    where = f" of domain{'s' * (len(domains) > 1)} {', '.join(domains)}" if domains else ""
-    epochs = records.settings.get("newcomer-epochs")
-    passes = "one pass" if epochs == 1 else f"{epochs} passes"
-    passes += " (more where min-local-steps asks for it)" if records.settings.get("min-local-steps") else ""
-    meanings = [tag("dt", name) + tag("dd", words.format(passes)) for name, words in NEWCOMERS if name in found]
-    told = " How many of their test samples a newcomer answers correctly:" if meanings else ""
-    return note(f"{who}{where} took no part in training.{told}") + tag("dl", *meanings)
-
-
 # ---- numbers -----------------------------------------------------------------------------------------
 
 
 def _label(records: Records, name: str) -> Html:
     chosen = _headlines(records) if records.submodels else []
-    return tag("b", f"{name}\u00a0(headline)".replace("-", "\u2011")) if name in chosen else Html("") + name
+    return tag("b", f"{name} (headline)") if name in chosen else Html("") + name
 
 
 def _table(records: Records, found: Mapping[str, Line]) -> Html:
@@ -181,11 +142,23 @@ def _drawings(records: Records) -> Html:
     rest = [name for name in found if name not in first]
     lines = [line for line in records.rounds if line.get("evaluations")]
     shown = [
-        (f"Mean over domains{_way(first)}", "Every domain counts the same. Higher is better.", _means(lines, first)),
-        (f"Worst domain{_way(first)}", "The domain on which a model fares worst in a round.", _worst(lines, first)),
-        (f"Mean over domains{_way(rest)}", "The same models, but for BatchNorm's statistics.", _means(lines, rest)),
+        (
+            f"Mean over domains{_way(found, first)}",
+            "Every domain counts the same. Higher is better.",
+            _means(lines, first),
+        ),
+        (
+            f"Worst domain{_way(found, first)}",
+            "The domain on which a model fares worst in a round.",
+            _worst(lines, first),
+        ),
+        (
+            f"Mean over domains{_way(found, rest)}",
+            "The same models, but for BatchNorm's statistics.",
+            _means(lines, rest),
+        ),
         (f"{first[0]} by domain", "How it fares on each of them.", _by_domain(lines, first[0])),
-        ("Every domain in the last round", f"The models side by side{_way(first)}.", _bars(found, first)),
+        ("Every domain in the last round", f"The models side by side{_way(found, first)}.", _bars(found, first)),
     ]
     return figures(*(figure(title, how, drawing) for title, how, drawing in shown if drawing))
 
@@ -196,8 +169,13 @@ def _headlines(records: Records) -> list[str]:
     return [name for model in models if (name := headline_of(records, model))]
 
 
-def _way(names: Sequence[str]) -> str:
-    """Return how the statistics of all these models were taken, in words for a title; nothing if it differs."""
+def _way(found: Mapping[str, Line], names: Sequence[str]) -> str:
+    """Return how the statistics of all these models were taken, in words for a title.
+
+    Nothing if it differs among them, or if nothing in this run was evaluated with statistics taken anew.
+    """
+    if not any(name.endswith(AGAIN) for name in found):
+        return ""
     if all(name.endswith(AGAIN) for name in names):
         return ", re-estimated"
     return ", as averaged" if not any(name.endswith(AGAIN) for name in names) else ""

@@ -57,6 +57,7 @@ svg .halo{font-weight:600;paint-order:stroke;stroke:#fff;stroke-width:4px;stroke
 svg .sign text{fill:inherit;font-weight:600;text-anchor:middle}
 svg .s12 text{font-size:12px}svg .s10 text{font-size:10px}svg .s8 text{font-size:8px}
 footer{margin:3rem 0 1rem;color:#595959;font-size:.85rem}
+@media (max-width:600px){.terms{grid-template-columns:minmax(0,1fr);gap:0}.terms dt{margin-top:.6rem;font-weight:600}}
 @media print{nav{display:none}body{max-width:none;font-size:11pt}h2,h3{break-after:avoid}.scroll{overflow:visible}
  .scroll>div{min-width:0!important;max-width:none!important}
  .figures{columns:2 240px;column-gap:1.2rem}}

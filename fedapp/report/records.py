@@ -80,9 +80,17 @@ class Records:
             known.setdefault(row["client"], about)
         return known
 
+    @cached_property
+    def newcomers(self) -> dict[str, dict[str, Any]]:
+        """What is known of every client that was left out of training, likewise."""
+        known = {str(client): dict(info or {}) for client, info in (self.config.get("left-out") or {}).items()}
+        for client, domain in self.left_out.items():
+            known.setdefault(client, {"domain": domain})
+        return known
+
     def called(self, client: str) -> str:
         """Return what to call a client: its id, with its name in the data if it has one."""
-        known = {**(self.config.get("left-out") or {}), **self.clients}
+        known = {**self.clients, **self.newcomers}
         return called(client, known.get(client, {}).get("name"))
 
     def class_name(self, label: int) -> str:

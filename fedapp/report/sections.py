@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedapp.config import RunConfig, defaults
+from fedapp.datasets.presets import habits_of
 from fedapp.report import markup
 from fedapp.report.charts import Bar, Curve, Star, bars, curves
 from fedapp.report.maps import COLUMNS, ROWS, Cells, cell_map
 from fedapp.report.markup import NOTHING, Html, details, figure, figures, join, note, number, percent, plain, table, tag
 from fedapp.report.records import Line, Records
 
-PLACES = ("out", "run-name", "resume")
-"""Settings that say where a run is kept, and change nothing about it."""
+PLACES = ("out", "run-name", "preset", "resume")
+"""Settings that say where a run is kept or what it is called, and change nothing about it."""
 STATISTICS = (("best", "best round"), ("last", "last round"), ("last_ten", "mean of the last ten"))
 BARS = 60  # clients that are all shown; of more, the worst forty
 WORST_BARS = 40
@@ -105,13 +106,14 @@ def what_ran(records: Records) -> Html:
         ("method", summary["method"]),
         ("method's parameters", _parameters(records.config.get("method-params") or {})),
         ("data set", settings.get("dataset", NOTHING)),
+        *([("preset", habits_of(settings["preset"]) or settings["preset"])] if settings.get("preset") else []),
         ("models", f"{settings.get('models', NOTHING)} ({', '.join(models)})"),
         (
             "clients",
             number("num_clients", summary["num_clients"], plain(summary["num_clients"]))
             + (f" (and {absent} that could not start)" if absent > 0 else ""),
         ),
-        *([("left out of training", ", ".join(records.left_out))] if records.left_out else []),
+        *([("left out of training", ", ".join(map(records.called, records.newcomers)))] if records.newcomers else []),
         ("rounds", number("rounds", summary["rounds"], plain(summary["rounds"]))),
         ("seed", number("seed", summary["seed"], str(summary["seed"]))),
         ("seed of the partition", settings.get("partition-seed", NOTHING)),
@@ -277,32 +279,55 @@ def _drawn(title: str, how: str, drawing: Html | None) -> Html:
 
 
 def clients(records: Records) -> Html:
-    """Return the label map of the partition and the table of clients."""
-    counts = {client: info["label-counts"] for client, info in records.clients.items() if info.get("label-counts")}
-    if counts:
-        shown = list(counts)[:ROWS]
-        left_out = f" The first {ROWS} of {len(counts)} clients are shown." if len(counts) > ROWS else ""
-        cells = Cells(
-            list(map(records.called, shown)),
-            [records.class_name(label) for label in range(max(len(counts[client]) for client in shown))],
-            [counts[client] for client in shown],
-            ("client", "class"),
-            "training samples",
-        )
-        drawing = cell_map(cells) or Html("")
-        how = f"Each row is a client, each column a class; darker is more training samples, white is none.{left_out}"
-        wide = len(cells.columns) > COLUMNS
-        map_of = figures(figure("Who holds which classes", how, drawing, wide=wide))
-    else:
-        map_of = note("How many samples of each class a client holds was not recorded.")
-    table_of = table(
-        ["client", "model", "domain", "trains on", "tested on", "accuracy", "rounds trained", "up", "down", "own time"],
-        [_client_row(records, client) for client in records.clients],
-        words=2,
+    """Return the label map of the partition and the table of clients, those last that were left out of training."""
+    inside = [client for client in records.clients if client not in records.newcomers]
+    rows = [_client_row(records, client) for client in inside]
+    rows += [_newcomer_row(records, client) for client in records.newcomers]
+    header = ["client", "model", "domain", "trains on", "tested on", "accuracy", "rounds trained", "up", "down"]
+    table_of = table([*header, "own time"], rows, words=2)
+    if len(rows) > BARS:
+        table_of = details(f"All {len(rows)} clients", table_of)
+    words: list[object] = [
+        'What is marked "left out" took no part in training; how it fares as a newcomer stands under '
+    ]
+    words += [tag("a", "Models, evaluated by name", href="#evaluations"), "."]
+    body = [_label_map(records, inside), table_of, note(*words) if records.newcomers else ""]
+    return section("clients", "Clients and their data", *body)
+
+
+def _label_map(records: Records, inside: Sequence[str]) -> Html:
+    about = {**records.clients, **records.newcomers}
+    counts = {client: info["label-counts"] for client, info in about.items() if info.get("label-counts")}
+    if not counts:
+        return note("How many samples of each class a client holds was not recorded.")
+    trained = [client for client in inside if client in counts]
+    outside = [client for client in records.newcomers if client in counts]
+    last = outside[: max(ROWS - len(trained), ROWS // 2)]
+    first = trained[: ROWS - len(last)]
+    apart = [("left out ↓", ())] if last else []  # a row of its own, without cells
+    rows = [(records.called(client), counts[client]) for client in first]
+    rows += [*apart, *((records.called(client), counts[client]) for client in last)]
+    cells = Cells(
+        [name for name, _ in rows],
+        [records.class_name(label) for label in range(max(len(values) for _, values in rows))],
+        [values for _, values in rows],
+        ("client", "class"),
+        "training samples",
     )
-    if len(records.clients) > BARS:
-        table_of = details(f"All {len(records.clients)} clients", table_of)
-    return section("clients", "Clients and their data", map_of, table_of)
+    how = "Each row is a client, each column a class; darker is more training samples, white is none."
+    how += f" The first {len(first)} of {len(trained)} clients are shown." if len(first) < len(trained) else ""
+    if last:
+        few = f" the first {len(last)} of {len(outside)}" if len(last) < len(outside) else ""
+        how += f' Below "left out" stand{few or " those"} that took no part in training.'
+    drawing = cell_map(cells) or Html("")
+    return figures(figure("Who holds which classes", how, drawing, wide=len(cells.columns) > COLUMNS))
+
+
+def _newcomer_row(records: Records, client: str) -> tuple[object, ...]:
+    info = records.newcomers[client]
+    name = join([records.called(client), " ", tag("b", f"left{markup.SPACE}out")])
+    known = (info.get("model") or NOTHING, info.get("domain") or NOTHING)
+    return name, *known, plain(info.get("train-examples")), plain(info.get("test-examples")), *[NOTHING] * 5
 
 
 def _client_row(records: Records, client: str) -> tuple[object, ...]:

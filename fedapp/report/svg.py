@@ -93,8 +93,10 @@ def xy(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
+def ticks(low: float, high: float, count: int = 5, whole: bool = False, most: float = math.inf) -> list[float]:
     """Return about ``count`` round numbers, from at most ``low`` to at least ``high``.
+
+    A range without an extent is widened, but never beyond ``most``, a round number that no value can exceed.
 
     Example:
         >>> ticks(0.12, 0.87)
@@ -103,12 +105,14 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
         [1.0, 2.0, 3.0, 4.0]
         >>> ticks(3, 3)
         [2.0, 2.5, 3.0, 3.5, 4.0]
+        >>> ticks(100, 100, most=100)
+        [60.0, 70.0, 80.0, 90.0, 100.0]
     """
     largest = max(abs(low), abs(high))
     if largest < 1e-12:
         low, high = 0.0, 1.0
     elif high - low < 1e-5 * largest:
-        low, high = low - largest / 3, high + largest / 3
+        low, high = low - largest / 3, min(high + largest / 3, most)
     raw = (high - low) / max(count - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = min((factor * power for factor in (1, 2, 2.5, 5, 10)), key=lambda size: abs(math.log(size / raw)))
@@ -194,6 +198,19 @@ def shorten(words: str, longest: int) -> str:
         'hospital…'
     """
     return words if len(words) <= longest else words[: max(longest - 1, 1)] + "…"
+
+
+def wrap(words: str, longest: int) -> list[str]:
+    """Return a name in one line, or in two of at most ``longest`` characters, broken after a space or a hyphen.
+
+    Example:
+        >>> wrap("left-out-adapted-prototype", 20), wrap("hospital", 20), wrap("northernhospital", 9)
+        (['left-out-adapted-', 'prototype'], ['hospital'], ['northern…'])
+    """
+    cut = max(words.rfind(mark, 0, longest) for mark in " -") + 1
+    if len(words) <= longest or not cut:
+        return [shorten(words, longest)]
+    return [words[:cut].rstrip(), shorten(words[cut:], longest)]
 
 
 def drawing(height: float, label: str, *parts: object, width: float = WIDTH) -> Html:

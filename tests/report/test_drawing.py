@@ -92,6 +92,43 @@ def test_an_axis_ends_where_values_must_end():
     assert not re.search(r">1[1-9]\d</text>", drawn)
 
 
+@pytest.mark.parametrize("value", [85.0, 99.9, 100.0, 100.00000000000001])
+def test_an_axis_ends_there_too_where_all_values_are_equal(value):
+    drawn = curves([Curve("a", [(1, value), (2, value)])], ("round", "accuracy, %"), most=100)
+    assert max(float(words) for words in re.findall(r'text-anchor="end">([\d.]+)</text>', drawn)) == 100
+
+
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_no_share_in_per_cent_has_ticks_beyond_one_hundred(a, b):
+    found = svg.ticks(min(a, b), max(a, b), most=100)
+    assert found[-1] <= 100
+    assert found[-1] >= max(a, b) - 1e-4
+
+
+def test_long_names_stand_in_two_lines_that_follow_one_another():
+    names = ["left-out-adapted", "left-out-adapted-prototype", "b"]
+    drawn = curves([Curve(name, [(1, 5.0), (2, 5.0)]) for name in names], ("round", "y"))
+    heights = {words: float(y) for y, words in re.findall(r'y="([\d.]+)">([^<]*)<', drawn)}
+    lines = ["left-out-adapted", "left-out-adapted-", "prototype", "b"]
+    assert np.diff([heights[line] for line in lines]) == pytest.approx(14, abs=0.11)
+
+
+def test_long_names_of_many_curves_are_cut_rather_than_drawn_below_the_chart():
+    names = [f"a method with a long name, {i}" for i in range(12)]
+    drawn = curves([Curve(name, [(1, 1.0), (2, 2.0)]) for name in names], ("round", "y"))
+    assert drawn.count(">a method with a lon…</text>") == 12
+    heights = [float(y) for y in re.findall(r'y="([\d.]+)">a method', drawn)]
+    assert max(heights) <= 24 + 190 + 4
+
+
+def test_a_long_name_of_a_bar_is_whole_where_there_is_room():
+    name = "left-out-adapted-prototype"
+    assert f">{name}</text>" in bars([Bar(name, 0.5, "50.00 %")], "accuracy", 1.0)
+    drawn = bars([Bar(name, 0.5, "50.00 % (round 1000)", remark="worst")], "accuracy", 1.0)
+    assert f">{name}</text>" not in drawn
+    assert ">left-out-adapted-pr…</text>" in drawn
+
+
 def test_bars_are_as_long_as_their_values():
     drawn = bars([Bar("a", 0.5, "x"), Bar("b", 1.0, "x"), Bar("c", None, "not measured")], "y", 1.0)
     lengths = [float(width) for width in re.findall(r"M[\d.]+ [\d.]+h([\d.]+)v13", drawn)]
