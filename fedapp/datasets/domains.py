@@ -23,7 +23,8 @@ def client_domains(rule: str, names: Sequence[str], num_clients: int, rng: np.ra
     * ``drawn-then-each``: all but the last D clients draw, the last D hold each domain once, in order (public code of
       DapperFL: with 10 clients and 4 domains six draw).
     * ``mnist,usps,usps``: client i holds the i-th domain named.
-    * ``mnist=6,usps=4``: the first six clients hold mnist, the next four usps.
+    * ``mnist=6,usps=4``: the first six clients hold mnist, the next four usps. Blanks part names as commas do, unless
+      the name of a domain holds one.
 
     Args:
         rule: One of the above.
@@ -51,8 +52,8 @@ def client_domains(rule: str, names: Sequence[str], num_clients: int, rng: np.ra
         valid = (*RULES, *names)
         raise SettingError(f"domain-map = {rule!r} is no rule and no domain; {closest(rule, valid)}")
     owners: list[int] = []
-    for word in filter(None, re.split(r"[,\s]+", rule)):
-        name, _, times = word.partition("=")
+    for word in _words(rule, names):
+        name, times = _pair(word, names)
         owners += [_position(name, names, "domain-map")] * _whole(times or "1", word, "domain-map")
     if len(owners) != num_clients:
         raise SettingError(
@@ -81,18 +82,40 @@ def counts_of(text: str, names: Sequence[str], sizes: Ints) -> Ints:
         Traceback (most recent call last):
         fedapp.settings.SettingError: samples-per-domain: '7.5' is neither a whole number above 0 nor a per cent, as 1%
     """
-    words, key = list(filter(None, re.split(r"[,\s]+", text))), "samples-per-domain"
+    words, key = _words(text, names), "samples-per-domain"
     if len(words) == 1 and "=" not in words[0]:
         return np.asarray([count_of(words[0], int(size), key) for size in sizes], dtype=np.int64)
     given: dict[int, int] = {}
     for word in words:
-        name, _, amount = word.partition("=")
+        name, amount = _pair(word, names)
         position = _position(name, names, key)
         given[position] = count_of(amount, int(sizes[position]), key)
     missing = [name for position, name in enumerate(names) if position not in given]
     if missing:
         raise SettingError(f"{key} = {text!r} says nothing of {', '.join(missing)}; name every domain")
     return np.asarray([given[position] for position in range(len(names))], dtype=np.int64)
+
+
+def check_draws(owners: Ints, counts: Ints, sizes: Ints, names: Sequence[str]) -> None:
+    """Check that every domain has as many training samples as its clients are to draw.
+
+    Args:
+        owners: Domain of every client, int (K,).
+        counts: Samples a client of each domain draws, int (D,).
+        sizes: Training samples of every domain, int (D,).
+        names: The domains, D of them, in order.
+
+    Raises:
+        SettingError: For the first that has fewer.
+    """
+    holders = np.bincount(owners, minlength=len(names))
+    for domain in np.flatnonzero(holders * counts > sizes):
+        most = int(sizes[domain] // holders[domain])
+        raise SettingError(
+            f"samples-per-domain: {holders[domain]} clients cannot draw {counts[domain]} samples each from the "
+            f"{sizes[domain]} training samples of domain {names[domain]}; "
+            + (f"draw at most {most}" if most else "let fewer clients hold it")
+        )
 
 
 def draw(domains: Ints, labels: Ints, owners: Ints, counts: Ints, rng: np.random.RandomState) -> list[Ints]:
@@ -105,24 +128,16 @@ def draw(domains: Ints, labels: Ints, owners: Ints, counts: Ints, rng: np.random
         domains: Domain of every sample, int (N,).
         labels: Class of every sample, int (N,).
         owners: Domain of every client, int (K,).
-        counts: Samples a client of each domain draws, int (D,).
+        counts: Samples a client of each domain draws, int (D,); as many as :func:`check_draws` allows.
         rng: Generator, advanced by one permutation for every domain that has a client.
 
     Returns:
         K arrays of indices into ``domains``.
-
-    Raises:
-        SettingError: If a domain holds fewer samples than its clients are to draw.
     """
     shares = [np.zeros(0, dtype=np.int64)] * len(owners)
     for domain in np.unique(owners):
         order = rng.permutation(np.flatnonzero(domains == domain))
         holders, count = np.flatnonzero(owners == domain), int(counts[domain])
-        if count * len(holders) > len(order):
-            raise SettingError(
-                f"samples-per-domain: {len(holders)} clients cannot draw {count} samples each from the {len(order)} "
-                f"training samples of domain {domain}; draw at most {len(order) // len(holders)}"
-            )
         spare = order[count * len(holders) :]
         for position, holder in enumerate(holders):
             drawn = order[count * position : count * (position + 1)].copy()
@@ -182,6 +197,18 @@ def shared_tests(domains: Ints, labels: Ints, is_test: NDArray[np.bool_], most: 
         members = np.flatnonzero(is_test & (domains == domain))
         chosen[domain] = members[even_choice(labels[members], most, np.random.RandomState([seed, domain]))]
     return chosen
+
+
+def _words(text: str, names: Sequence[str]) -> list[str]:
+    """Split at commas, and at blanks as well where no name holds one."""
+    blanks = any(re.search(r"\s", name) for name in names)
+    return list(filter(None, map(str.strip, re.split("," if blanks else r"[,\s]", text))))
+
+
+def _pair(word: str, names: Sequence[str]) -> tuple[str, str]:
+    """Return a name and what stands behind its equals sign, "" if there is none; a name may hold one as well."""
+    name, equals, amount = word.rpartition("=")
+    return (word, "") if word in names or not equals else (name.strip(), amount.strip())
 
 
 def _position(name: str, names: Sequence[str], key: str) -> int:

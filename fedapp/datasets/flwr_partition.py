@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,9 +78,10 @@ def share(task: Task, rng: np.random.RandomState) -> list[Ints]:
     kind = KINDS[task.kind]
     check_clients(task.num_clients, len(task.labels))
     order = rng.permutation(len(task.labels))
-    problem, reason = kind.rule(task), ""
+    problem, reason, seeds = kind.rule(task), "", list[int]()
     for _ in range(0 if problem else kind.tries):
         seed = int(rng.randint(2**31))
+        seeds.append(seed)
         try:
             kind.check(task, seed)
             return _complete(_draw(kind.make, task, order, seed), task)
@@ -88,7 +89,7 @@ def share(task: Task, rng: np.random.RandomState) -> list[Ints]:
             reason = f"{' '.join(str(error).split())}; use another partition"
     raise SettingError(
         f"partition = {task.kind} of {len(task.labels)} samples over {task.num_clients} clients: "
-        + (problem or kind.advise(task) or reason)
+        + (problem or kind.advise(task, seeds) or reason)
     )
 
 
@@ -206,9 +207,14 @@ def _rule_dirichlet(task: Task) -> str:
 
 def _check_dirichlet(task: Task, seed: int) -> None:
     """Draw the sizes alone, from the stream of the DirichletPartitioner."""
-    rng = np.random.default_rng(seed)
-    if max(_smallest(task, task.settings.dirichlet_alpha, rng) for _ in range(GOES)) < task.least:
+    if _largest_smallest(task, seed) < task.least:
         raise InfeasibleError("a client is left with too few samples")
+
+
+def _largest_smallest(task: Task, seed: int) -> int:
+    """Return the smallest client's samples in the best draw of the DirichletPartitioner."""
+    rng = np.random.default_rng(seed)
+    return max(_smallest(task, task.settings.dirichlet_alpha, rng) for _ in range(GOES))
 
 
 def _smallest(task: Task, alpha: float, rng: np.random.Generator) -> int:
@@ -257,7 +263,7 @@ def _check_pathological(task: Task, seed: int) -> None:
 # ---- what would do -------------------------------------------------------------------------------
 
 
-def _fewer(task: Task) -> str:
+def _fewer(task: Task, seeds: Sequence[int]) -> str:
     """Say how many clients a size-skewed partition can have; the more there are, the less is for the first."""
     make = KINDS[task.kind].make
     most = bisect_left(range(1, task.num_clients), True, key=lambda count: not _works(make, task, count))
@@ -272,9 +278,9 @@ def _works(make: Callable[[Task, int], Any], task: Task, count: int) -> bool:
     return True
 
 
-def _advise_dirichlet(task: Task) -> str:
+def _advise_dirichlet(task: Task, seeds: Sequence[int]) -> str:
     alpha = task.settings.dirichlet_alpha
-    best = max(_smallest_of(task, alpha, seed) for seed in range(TRIES))
+    best = max(_largest_smallest(task, seed) for seed in seeds)  # so it holds for this partition-seed
     advice = ways_out(partial(_smallest_of, task), alpha, task.least, best)
     return f"alpha {alpha:g} gave no try in which every client holds {task.least} samples; {advice}"
 
@@ -283,14 +289,14 @@ def _smallest_of(task: Task, alpha: float, seed: int) -> int:
     return _smallest(task, alpha, np.random.default_rng(seed))
 
 
-def _advise_inner(task: Task) -> str:
+def _advise_inner(task: Task, seeds: Sequence[int]) -> str:
     return (
         f"in {KINDS[task.kind].tries} tries a class ran out while a client drew from it alone (alpha "
         f"{task.settings.dirichlet_alpha:g}); raise dirichlet-alpha, or use flwr-dirichlet"
     )
 
 
-def _advise_pathological(task: Task) -> str:
+def _advise_pathological(task: Task, seeds: Sequence[int]) -> str:
     return (
         f"classes-per-client = {task.settings.classes_per_client} gave every class a client, and every client a sample "
         f"of each of its classes, in none of {TRIES} tries; {_other_classes(task)}"
@@ -318,17 +324,17 @@ def _feasible_classes(task: Task) -> Iterator[int]:
         yield count
 
 
-def _advise_shard(task: Task) -> str:
+def _advise_shard(task: Task, seeds: Sequence[int]) -> str:
     most = len(task.labels) // task.num_clients
     wanted = task.settings.shards_per_client
     return f"shards-per-client = {wanted} asks for more shards than samples; set it to at most {most}"
 
 
-def _advise_natural(task: Task) -> str:
+def _advise_natural(task: Task, seeds: Sequence[int]) -> str:
     return f"the data name {_count_clients(task)} clients; use so many, or partition = clients for fewer"
 
 
-def _advise_nothing(task: Task) -> str:
+def _advise_nothing(task: Task, seeds: Sequence[int]) -> str:
     return ""
 
 
@@ -338,14 +344,14 @@ class Kind:
 
     Attributes:
         make: Makes it for a task and a seed.
-        advise: Says what would do where it gives no partition, or "".
+        advise: Says what would do where it gives no partition by the seeds that were tried, or "".
         tries: How many seeds it gets; 1 where chance does not decide.
         rule: Says what rules a task out whatever the seed, and what would do, or "".
         check: Raises InfeasibleError or ValueError where a part of the draw by a seed tells that it will fail.
     """
 
     make: Callable[[Task, int], Any]
-    advise: Callable[[Task], str]
+    advise: Callable[[Task, Sequence[int]], str]
     tries: int = 1
     rule: Callable[[Task], str] = _no_rule
     check: Callable[[Task, int], None] = _no_check

@@ -255,13 +255,16 @@ def split_random(indices: Ints, train_fraction: float, rng: np.random.RandomStat
     return indices[order[num_test:]], indices[order[:num_test]]
 
 
-def split_native(indices: Ints, is_test: NDArray[np.bool_], rng: np.random.RandomState) -> tuple[Ints, Ints]:
+def split_native(
+    indices: Ints, is_test: NDArray[np.bool_], rng: np.random.RandomState, whose: str = "a client"
+) -> tuple[Ints, Ints]:
     """Split a share by the source's own parts; the order within a part is random.
 
     Args:
         indices: The share, int64 (n,).
         is_test: Whether a sample of the pool is in the source's test part, bool (N,).
         rng: Generator, advanced by one permutation.
+        whose: Whose share it is, for the message.
 
     Returns:
         The training and the test indices.
@@ -273,8 +276,8 @@ def split_native(indices: Ints, is_test: NDArray[np.bool_], rng: np.random.Rando
     train, test = order[~is_test[order]], order[is_test[order]]
     if not len(train):
         raise SettingError(
-            f"a client's share of {len(indices)} samples lies wholly in the source's test part; "
-            "use fewer clients, a larger min-partition-size, or test-split = client"
+            f"{whose} holds {len(indices)} samples of the source's test part and none to train on; set test-split = "
+            "client, or use another partition or fewer clients"
         )
     return train, test
 

@@ -11,6 +11,7 @@ from fedapp.config import DataSettings, SettingError, count_of
 from fedapp.datasets import domains, flwr_partition, partition
 from fedapp.datasets.base import Bools, Ints, Pool
 from fedapp.datasets.partition import Share
+from fedapp.summaries import called
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +41,10 @@ def share_out(pool: Pool, settings: DataSettings, num_clients: int, having: Sequ
     elif settings.test_samples_per_domain:
         raise SettingError("test-samples-per-domain needs test-split = shared; set that, or leave it at 0")
     shares = []
-    for indices in _partition(pool, is_test, settings, num_clients, rng, having):
+    for client, indices in enumerate(_partition(pool, is_test, settings, num_clients, rng, having)):
         if is_test is not None:
-            train, test = partition.split_native(indices, is_test, rng)
+            whose = f"client {called(str(client), pool.owner_of(indices))}"
+            train, test = partition.split_native(indices, is_test, rng, whose)
         else:
             train, test = partition.split_random(indices, settings.train_fraction, rng)
         train, test = _kept(train, test[:0] if shared else test, settings.samples_per_client)
@@ -111,7 +113,7 @@ def _partition(
     if kind == "dirichlet":
         return partition.dirichlet(pool.labels, num_clients, settings.dirichlet_alpha, settings.min_partition_size, rng)
     if kind == "clients":
-        return partition.by_client(pool.clients, num_clients, settings.dataset)
+        return _by_nature(pool, later, settings, num_clients)
     if kind in flwr_partition.KINDS:
         labels = np.unique(pool.labels, return_inverse=True)[1]
         return flwr_partition.share(flwr_partition.Task(kind, labels, pool.clients, num_clients, settings), rng)
@@ -121,6 +123,29 @@ def _partition(
             f"({', '.join(having)})"
         )
     return _by_domain(pool, later, settings, num_clients, rng)
+
+
+def _by_nature(pool: Pool, later: Ints, settings: DataSettings, num_clients: int) -> list[Ints]:
+    """Give every client what is its own by nature; who has nothing to train on is left out, and named."""
+    if pool.clients is None or not later.any():
+        return partition.by_client(pool.clients, num_clients, settings.dataset)
+    trainers = np.unique(pool.clients[later == 0])
+    kept = np.flatnonzero(np.isin(pool.clients, trainers))
+    gone = [pool.client_names[number] for number in np.setdiff1d(pool.clients, trainers)]
+    if not gone:
+        return partition.by_client(pool.clients, num_clients, settings.dataset)
+    words = f"{_few(gone)} hold{'s' if len(gone) == 1 else ''} test samples only"
+    if num_clients > len(trainers):
+        raise SettingError(
+            f"partition = clients: {settings.dataset} names {len(trainers)} clients with samples to train on, not "
+            f"{num_clients}, for {words}; use at most {len(trainers)} clients, or test-split = client"
+        )
+    logger.warning("%s: %s and is no client; test-split = client would make it one", settings.dataset, words)
+    return [kept[part] for part in partition.by_client(pool.clients[kept], num_clients, settings.dataset)]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join([*names[:5], *[f"{len(names) - 5} more"] * (len(names) > 5)])
 
 
 def _by_domain(
@@ -133,6 +158,7 @@ def _by_domain(
     strata = later * len(pool.class_names) + pool.labels
     if not settings.samples_per_domain:
         given = None if settings.domain_map == "cyclic" else owners
+        _check_holders(owners, held, names)
         return partition.by_domain(held, strata, num_clients, rng, given)
     if num_clients < len(names) and settings.domain_map == "cyclic":
         raise SettingError(
@@ -142,8 +168,18 @@ def _by_domain(
     trains, tests = np.flatnonzero(later == 0), np.flatnonzero(later)
     sizes = np.bincount(held[trains], minlength=len(names)).astype(np.int64)
     counts = domains.counts_of(settings.samples_per_domain, names, sizes)
+    domains.check_draws(owners, counts, sizes, names)
     drawn = domains.draw(held[trains], pool.labels[trains], owners, counts, rng)
     if not len(tests):
         return [trains[part] for part in drawn]
+    _check_holders(owners, held[tests], names, " to test on")
     dealt = partition.by_domain(held[tests], pool.labels[tests], num_clients, rng, owners)
     return [np.concatenate([trains[part], tests[rest]]) for part, rest in zip(drawn, dealt, strict=True)]
+
+
+def _check_holders(owners: Ints, held: Ints, names: Sequence[str], what: str = "") -> None:
+    """Check that every client can have a sample of its domain, of those that have any."""
+    sizes = np.bincount(held, minlength=len(names))
+    for domain, holders in zip(*np.unique(owners, return_counts=True), strict=True):
+        if sizes[domain]:
+            partition.check_clients(int(holders), int(sizes[domain]), f"{what} of domain {names[domain]}")

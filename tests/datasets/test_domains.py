@@ -51,6 +51,30 @@ def test_map_can_be_named(rule: str) -> None:
     assert domains.client_domains(rule, NAMES, 3, generator()).tolist() == [1, 0, 0]
 
 
+OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
+
+
+@pytest.mark.parametrize(
+    ("rule", "owners"),
+    [
+        ("Real World=2,Art=1", [3, 3, 0]),
+        (" Real World = 2 , Art ", [3, 3, 0]),
+        ("Real World=3", [3, 3, 3]),
+        ("Art,Real World,Art", [0, 3, 0]),
+    ],
+)
+def test_names_of_domains_with_blanks_are_split_at_commas_alone(rule: str, owners: list[int]) -> None:
+    assert domains.client_domains(rule, OFFICE_HOME, 3, generator()).tolist() == owners
+
+
+def test_amounts_of_domains_with_blanks_or_equals_signs_in_their_names() -> None:
+    text = "Art=1,Clipart = 2,Product=3, Real World=10%"
+    assert domains.counts_of(text, OFFICE_HOME, np.array([100] * 4)).tolist() == [1, 2, 3, 10]
+    assert domains.counts_of("a=b=3,c=4", ("a=b", "c"), np.array([9, 9])).tolist() == [3, 4]
+    assert domains.client_domains("a=b,c", ("a=b", "c"), 2, generator()).tolist() == [0, 1]
+    assert domains.client_domains("Real World", ("Art", "Real World"), 1, generator()).tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
@@ -113,10 +137,34 @@ def test_class_that_nobody_else_can_spare_stays_missing() -> None:
 
 
 def test_more_draws_than_samples_is_an_error_that_names_what_fits() -> None:
-    with pytest.raises(SettingError, match=r"3 clients cannot draw 7 samples each from the 20 .*at most 6"):
-        domains.draw(
-            np.zeros(20, dtype=int), np.zeros(20, dtype=int), np.zeros(3, dtype=int), np.array([7]), generator()
-        )
+    pool = pool_of({0: (50, 9), 1: (20, 9)})
+    chosen = DataSettings(samples_per_domain="7", domain_map="mnist,usps=3")
+    with pytest.raises(SettingError, match=r"3 clients cannot draw 7 samples .* 20 .* of domain usps; draw at most 6"):
+        share_out(pool, chosen, 4)
+    chosen = DataSettings(samples_per_domain="7", domain_map="mnist,usps=21")
+    with pytest.raises(SettingError, match=r"21 clients cannot draw .* of domain usps; let fewer clients hold it"):
+        share_out(pool, chosen, 22)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sizes", "message"),
+    [
+        ("mnist,usps=3", (5, 2), "3 clients cannot share 2 samples of domain usps; use fewer clients"),
+        ("cyclic", (9, 1), "2 clients cannot share 1 samples of domain usps"),
+    ],
+)
+def test_domain_too_small_for_its_clients_is_called_by_its_name(
+    rule: str, sizes: tuple[int, int], message: str
+) -> None:
+    pool = pool_of({0: (sizes[0], 0), 1: (sizes[1], 0)}, is_test=None, native_split_only=False)
+    with pytest.raises(SettingError, match=message):
+        share_out(pool, DataSettings(domain_map=rule), 4)
+
+
+def test_domain_with_fewer_tests_than_clients_is_called_by_its_name() -> None:
+    pool = pool_of({0: (50, 9), 1: (20, 1)})
+    with pytest.raises(SettingError, match="2 clients cannot share 1 samples to test on of domain usps"):
+        share_out(pool, DataSettings(samples_per_domain="5"), 4)
 
 
 def test_even_choice_takes_small_classes_whole_and_the_rest_evenly() -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,26 @@ def test_advice_of_a_dirichlet_partition_holds() -> None:
     words = message(task("flwr-dirichlet", 1797, 20, min_partition_size=60)).split()
     alpha = float(words[words.index("dirichlet-alpha") + 4].rstrip(","))
     share(task("flwr-dirichlet", 1797, 20, min_partition_size=60, dirichlet_alpha=alpha), np.random.RandomState(0))
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 5.0])
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_least_size_that_a_dirichlet_partition_advises_is_smaller_and_works_for_the_same_seed(
+    seed: int, alpha: float
+) -> None:
+    # one class for each client is what so small an alpha must hit by chance, 5!/5^5 = 4 % of the draws
+    labels = np.repeat(np.arange(5), 20)
+    made = Task("flwr-dirichlet", labels, None, 5, DataSettings(dirichlet_alpha=alpha, min_partition_size=20))
+    try:
+        share(made, np.random.RandomState(seed))
+    except SettingError as error:
+        assert "at most" in str(error) or alpha < 1  # of whole classes, somebody gets none or all get 20
+        if found := re.search(r"set min-partition-size to at most (\d+)", str(error)):
+            least = int(found[1])
+            assert 0 < least < 20
+            chosen = dataclasses.replace(made.settings, min_partition_size=least)
+            parts = share(dataclasses.replace(made, settings=chosen), np.random.RandomState(seed))
+            assert min(map(len, parts)) >= least
 
 
 def test_advice_of_a_pathological_partition_holds() -> None:

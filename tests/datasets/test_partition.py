@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.config import SettingError
-from fedapp.datasets import partition
+from fedapp.config import DataSettings, SettingError
+from fedapp.datasets import Pool, partition
+from fedapp.datasets.sharing import share_out
 
 COUNTS = json.loads((Path(__file__).parent / "cifar100_dir0.1_n20_counts.json").read_text())
 
@@ -135,13 +136,13 @@ def test_alpha_that_underflows_to_no_probability_at_all_still_shares_everything_
 
 
 def test_more_clients_than_samples_is_an_error_with_both_numbers() -> None:
-    for share_out in (
+    for shared in (
         lambda: partition.iid(np.zeros(4), 5, 0),
         lambda: partition.by_domain(np.zeros(4), np.zeros(4), 5, 0),
         lambda: partition.dirichlet(np.zeros(4), 5, 1.0),
     ):
         with pytest.raises(SettingError, match="5 clients cannot share 4 samples"):
-            share_out()
+            shared()
 
 
 def test_domain_too_small_for_its_clients_is_named() -> None:
@@ -227,7 +228,7 @@ def test_native_split_keeps_to_the_sources_parts() -> None:
 
 
 def test_native_share_without_training_samples_is_an_error() -> None:
-    with pytest.raises(SettingError, match="wholly in the source's test part"):
+    with pytest.raises(SettingError, match="a client holds 3 samples of the source's test part and none"):
         partition.split_native(np.arange(3), np.ones(3, dtype=bool), np.random.RandomState(0))
 
 
@@ -254,3 +255,35 @@ def test_validation_leaves_at_least_one_training_sample() -> None:
     assert (len(share.train), len(share.validation)) == (1, 0)
     share = partition.hold_out(np.arange(10), np.arange(0), 0.25)
     assert (len(share.train), len(share.validation)) == (8, 2)
+
+
+def pool_of_people(*rows: tuple[str, int, int]) -> Pool:
+    """A pool of people by name, each with so many training and test samples."""
+    owners = [number for part in (0, 1) for number, row in enumerate(rows) for _ in range(row[1 + part])]
+    tests = sum(row[2] for row in rows)
+    return Pool(
+        inputs=np.zeros((len(owners), 1), dtype=np.float32),
+        labels=np.arange(len(owners)) % 2,
+        class_names=("a", "b"),
+        clients=np.array(owners),
+        client_names=tuple(row[0] for row in rows),
+        is_test=np.arange(len(owners)) >= len(owners) - tests,
+        native_split_only=True,
+    )
+
+
+def test_who_has_test_samples_only_is_left_out_and_named_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    pool = pool_of_people(("ada", 3, 1), ("bob", 0, 4), ("eve", 5, 2))
+    shares = share_out(pool, DataSettings(partition="clients"), 2)
+    assert [(len(share.train), len(share.test)) for share in shares] == [(3, 1), (5, 2)]
+    assert [pool.owner_of(share.train) for share in shares] == ["ada", "eve"]
+    assert "bob holds test samples only and is no client" in caplog.text
+    with pytest.raises(SettingError, match=r"names 2 clients with samples to train on, not 3, for bob .*at most 2"):
+        share_out(pool, DataSettings(partition="clients"), 3)
+    assert len(share_out(pool, DataSettings(partition="clients", test_split="client"), 3)) == 3
+
+
+def test_client_without_training_samples_is_called_by_number_and_name() -> None:
+    pool = pool_of_people(("ada", 3, 1), ("bob", 0, 4))
+    with pytest.raises(SettingError, match=r"client 1 \(bob\) holds 4 samples of .*; set test-split = client"):
+        share_out(pool, DataSettings(partition="flwr-natural-id"), 2)
