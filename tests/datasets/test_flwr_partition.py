@@ -137,7 +137,7 @@ def test_advice_of_a_dirichlet_partition_holds() -> None:
     share(task("flwr-dirichlet", 1797, 20, min_partition_size=60, dirichlet_alpha=alpha), np.random.RandomState(0))
 
 
-@pytest.mark.parametrize(("alpha", "seed"), [(1e-6, 4), (1e-6, 5), (5.0, 0), (5.0, 1)])
+@pytest.mark.parametrize(("alpha", "seed"), [(1e-6, 4), (1e-6, 5), (5.0, 0), (1.0, 1)])
 def test_least_size_that_a_dirichlet_partition_advises_is_smaller_and_works(alpha: float, seed: int) -> None:
     # so small an alpha deals out whole classes: only by chance, 5!/5^5 = 4 % of the draws, one to each client
     labels = np.repeat(np.arange(5), 20)
