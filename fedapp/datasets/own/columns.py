@@ -3,8 +3,8 @@
 A column holds categories if the setting ``categories`` names it, or if at most half of its cells are numbers; where no
 cell is there, it holds numbers that are all missing. Every category becomes one column of 0 and 1; a missing one is a
 row of zeros. Numbers stay as they are here, NaN where one is missing: they are scaled for each client by its training
-rows. Columns come in the order of ``columns``, else by name, so that all devices lay them out alike. A text alone
-becomes a row of token ids over the words of ``vocabulary``.
+rows, and become float32 only then. Columns come in the order of ``columns``, else by name, so that all devices lay them
+out alike. A text alone becomes a row of token ids over the words of ``vocabulary``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from fedapp.agreement import sort_names
 from fedapp.config import OwnDataSettings, SettingError
 from fedapp.datasets import words
-from fedapp.datasets.base import Bools, Floats
+from fedapp.datasets.base import Bools, Doubles, Floats
 from fedapp.datasets.own.reading import BadRows, Where, as_text, categories_of, names_of, shown
 
 Column = NDArray[np.object_]
 MOST_CATEGORIES = 1000
+LARGEST = float(np.finfo(np.float32).max)  # of a number, since models take float32
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class Read:
 
     Attributes:
         cells: What was read, (N,).
-        numbers: The cells as numbers, float32 (N,), NaN where one is none.
+        numbers: The cells as numbers, float64 (N,), NaN where one is none.
     """
 
     cells: Column
-    numbers: Floats
+    numbers: Doubles
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -93,7 +94,8 @@ def encode(columns: Mapping[str, Column], own: OwnDataSettings, where: Where, ba
         bad: Where rows that cannot be read are noted.
 
     Returns:
-        Values in float32, (M, F) or (M, ...) for vectors.
+        Values: numbers in float64 (M, F), for large ones that differ by little keep their difference only so until
+        they are centred; vectors in float32 (M, ...).
 
     Raises:
         SettingError: If there is no input column, columns do not go together, one has too many categories, or a bad
@@ -120,21 +122,27 @@ def _side_by_side(
     columns: Mapping[str, Read], given: Mapping[str, tuple[str, ...]], where: Where, bad: BadRows
 ) -> Encoded:
     """Return numbers and categories side by side."""
-    parts, scaled, categories = [], [], {}
+    parts: list[Floats | Doubles] = []
+    scaled: list[bool] = []
+    categories: dict[str, tuple[str, ...]] = {}
     kept = np.ones(len(next(iter(columns.values())).cells), dtype=np.bool_)
     for name, column in columns.items():
         if name in given or not column.holds_numbers():
             categories[name] = given.get(name) or _found(name, column)
-            part, broken = _one_hot(column, categories[name])
+            hot, broken = _one_hot(column, categories[name])
+            parts.append(hot)
             why = f"is not among the categories {shown(categories[name])}"
         else:
-            part, broken, why = column.numbers[:, None], column.present & ~np.isfinite(column.numbers), "is no number"
+            parts.append(column.numbers[:, None])
+            broken = column.present & ~(np.abs(column.numbers) <= LARGEST)
+            why = "is no number"
         for row in np.flatnonzero(broken & kept).tolist():
             bad.add(where(row), f"{column.names[row]!r} in column {name!r} {why}")
         kept &= ~broken
-        parts.append(part)
-        scaled += [name not in categories] * part.shape[1]
-    return Encoded(np.concatenate(parts, axis=1)[kept], kept, np.asarray(scaled, dtype=np.bool_), categories)
+        scaled += [name not in categories] * parts[-1].shape[1]
+    values: NDArray[Any] = np.concatenate(parts, axis=1)
+    values = values if kept.all() else values[kept]
+    return Encoded(values, kept, np.asarray(scaled, dtype=np.bool_), categories)
 
 
 def _first(column: Column) -> Any:
@@ -142,21 +150,27 @@ def _first(column: Column) -> Any:
     return next((cell for cell in column if cell is not None), None)
 
 
-def _numbers(column: Column) -> Floats:
+def _numbers(column: Column) -> Doubles:
     """Return a column as numbers, NaN where a cell is none."""
     try:
-        numbers = column.astype(np.float64)
-    except (TypeError, ValueError):
-        numbers = np.asarray([_number(cell) for cell in column], dtype=np.float64)
-    with np.errstate(over="ignore"):  # what is too large becomes inf, which is a bad cell
-        return numbers.astype(np.float32)
+        return column.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.asarray([as_number(cell) for cell in column], dtype=np.float64)
 
 
-def _number(cell: Any) -> float:
+def as_number(cell: Any) -> float:
+    """Return a cell as a number, NaN if it is none.
+
+    Example:
+        >>> as_number("1.5"), as_number("cat"), as_number(None)
+        (1.5, nan, nan)
+    """
     try:
         return math.nan if cell is None else float(cell)
     except (TypeError, ValueError):
         return math.nan
+    except OverflowError:  # a whole number of more digits than a float knows
+        return math.inf
 
 
 def _found(name: str, column: Read) -> tuple[str, ...]:

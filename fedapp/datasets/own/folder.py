@@ -1,8 +1,8 @@
 """The data set ``folder``: images under ``<domain or client>/<class>/``, or under ``<class>/``.
 
 Folders named train, val and test at the top, if there are no others, are parts of the data set, see :mod:`parts`. Grey
-images become RGB, all are resized to ``image-size``; files and folders whose names begin with a dot are left out. The
-top folder names the domain, or the client where ``client-column`` is set.
+images become RGB, all are turned upright and resized to ``image-size``. The top folder names the domain, or the client
+where ``client-column`` is set.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from fedapp.config import DataSettings, SettingError
 from fedapp.datasets.base import Pool, Source
+from fedapp.datasets.own.files import files_in
 from fedapp.datasets.own.parts import TRAIN, part_of, train_first
 from fedapp.datasets.own.pictures import Origin, pixels
 from fedapp.datasets.own.reading import BadRows, Rows, as_text, root_of, to_pool
@@ -31,8 +32,7 @@ def load(settings: DataSettings) -> Pool:
         SettingError: If there are no images in that layout, or one cannot be read and bad rows stop.
     """
     root = root_of(settings)
-    images_in = [path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-    files = sorted(path for path in images_in if not any(part[0] == "." for part in path.relative_to(root).parts))
+    files = files_in(root, SUFFIXES)
     tests = _parts({path.relative_to(root).parts[0] for path in files}, str(root))
     files.sort(key=lambda path: tests.get(_top(root, path), False))  # training images first
     places = [path.relative_to(root).parts[bool(tests) : -1] for path in files]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedapp.datasets.cache import Arrays, cached_arrays
 from fedapp.datasets.own.reading import BadRows, Where
 from fedapp.datasets.pictures import picture
 
-VERSION = 1
+VERSION = 2
 Cell = Path | dict[str, Any] | bytes | None
 
 
@@ -78,15 +79,24 @@ def _decode(cells: Sequence[Cell], side: int, where: Where, policy: str) -> Arra
 
 
 def square(cell: Cell, side: int) -> Bytes:
-    """Open one image as RGB and resize it."""
+    """Open one image as RGB, turn it upright and resize it."""
     if isinstance(cell, dict):
         cell = cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
     if cell is None:
         raise ValueError("it is empty")
-    return picture(cell, (side, side, 3))
+    return picture(cell, (side, side, 3), upright=True)
 
 
 def _digest(origin: Origin, side: int) -> str:
     files = [file for path in origin.files for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files for stat in (file.stat(),)]
-    return hashlib.sha256(repr((side, origin.column, stats)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((side, origin.column, [*map(_state, files)])).encode()).hexdigest()[:16]
+
+
+def _state(file: Path) -> tuple[str, int, int]:
+    """Return what changes with a file; its place alone where a link leads nowhere."""
+    place = os.path.realpath(file)
+    try:
+        stat = file.stat()
+    except OSError:
+        return place, -1, -1
+    return place, stat.st_size, stat.st_mtime_ns

@@ -6,19 +6,22 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedapp.config import DataSettings, OwnDataSettings, SettingError
 from fedapp.datasets.base import Bools, Ints, Pool, Source
-from fedapp.datasets.own.columns import Column, Encoded, encode, is_picture
-from fedapp.datasets.own.decimals import with_points
+from fedapp.datasets.own import csv_files
+from fedapp.datasets.own.columns import Column, Encoded, as_number, encode, is_picture
+from fedapp.datasets.own.decimals import FileRows, with_points, with_whole_names
+from fedapp.datasets.own.files import files_in, readable
 from fedapp.datasets.own.parts import part_of, part_within, train_first
 from fedapp.datasets.own.pictures import Origin, pixels
 from fedapp.datasets.own.reading import BadRows, Rows, as_text, categories_of, names_of, root_of, shown, to_pool
@@ -26,8 +29,10 @@ from fedapp.datasets.own.reading import BadRows, Rows, as_text, categories_of, n
 if TYPE_CHECKING:
     import datasets
 
-DELIMITERS = ",;\t|"
 MISSING = {"", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"}
+FEW_NUMBERS, MANY_NUMBERS = 20, 1000  # of different labels
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,10 @@ class Table:
         columns: The cells by column; None where one is missing.
         files: What they were read from.
         file: From which file each row is, int (N,).
-        line: Which line, or row from 0, of its file it is, int (N,).
+        line: Which line, the first one of a row of several, or which row from 0, of its file it is, int (N,).
         unit: What ``line`` counts.
         tests: Whether each file is of the test part, bool (files,).
-        delimiters: What separates the fields of the files, if they are texts.
+        delimiters: What separates the fields of each file, if they are texts.
         names: The names of the classes, if the files declare them.
     """
 
@@ -51,12 +56,20 @@ class Table:
     line: Ints
     unit: str
     tests: Bools
-    delimiters: frozenset[str] = frozenset()
+    delimiters: Sequence[str] = ()
     names: Sequence[str] = ()
 
     def where(self, row: int) -> str:
         """Name a row."""
         return f"{self.files[self.file[row]]}, {self.unit} {self.line[row]}"
+
+    def texts(self) -> list[FileRows]:
+        """Return the delimiter of every file of texts, and which rows are its own."""
+        ends = np.cumsum(np.bincount(self.file, minlength=len(self.files))).tolist()
+        return [
+            (delimiter, slice(start, end))
+            for delimiter, start, end in zip(self.delimiters, [0, *ends], ends, strict=False)
+        ]
 
 
 def load(kind: str, settings: DataSettings) -> Pool:
@@ -71,7 +84,7 @@ def load(kind: str, settings: DataSettings) -> Pool:
     """
     bad = BadRows(settings.own.bad_rows)
     root = root_of(settings)
-    table = _read_csv(root, bad) if kind == "csv" else _read_features(kind, root, settings.own.label_column)
+    table = _read_csv(root, bad) if kind == "csv" else _read_features(kind, root, settings.own.label_column, bad)
     pool = to_pool(_rows(table, settings.own, bad), settings.own, bad)
     bad.log(settings.dataset)
     return pool
@@ -82,7 +95,10 @@ def _rows(table: Table, own: OwnDataSettings, bad: BadRows) -> Rows:
     special = {"label-column": own.label_column, "client-column": own.client_column, "domain-column": own.domain_column}
     inputs = _inputs(table, special, own, bad)
     rows = np.flatnonzero(inputs.kept)
-    columns = {key: _names(table.columns[name], rows) for key, name in special.items() if name}
+    texts = table.texts()
+    columns = {key: _names(with_whole_names(table.columns[name], texts), rows) for key, name in special.items() if name}
+    if not own.label_names and not table.names:
+        _warn_of_quantities(columns["label-column"], own.label_column)
     is_test = table.tests[table.file[rows]]
     return Rows(
         inputs=inputs.values,
@@ -108,10 +124,12 @@ def _inputs(table: Table, special: Mapping[str, str], own: OwnDataSettings, bad:
     picked = _picked(table, special, own)
     pictures = [column for column in picked if is_picture(table.columns[column])]
     if not pictures:
-        cells = {column: table.columns[column] for column in picked}
-        if table.delimiters:
-            numeric = {column: cells[column] for column in picked if column not in categories_of(own.categories)}
-            cells |= with_points(numeric, table.delimiters)
+        given, texts = categories_of(own.categories), table.texts()
+        pointed = with_points({column: table.columns[column] for column in picked if column not in given}, texts)
+        cells = {
+            column: pointed[column] if column in pointed else with_whole_names(table.columns[column], texts)
+            for column in picked
+        }
         return encode(cells, own, table.where, bad)
     if len(pictures) > 1 or len(chosen) > 1:
         raise SettingError(f"columns {shown(chosen or pictures)} hold several inputs; name one image column in columns")
@@ -129,36 +147,47 @@ def _names(column: Column, rows: Ints) -> list[str]:
     return [as_text(value) for value in column[rows].tolist()]
 
 
+def _warn_of_quantities(labels: Sequence[str], column: str) -> None:
+    """Log if labels look like numbers to predict, for each would be a class of its own."""
+    numbers = sum(not math.isnan(as_number(label.replace(",", "."))) for label in set(labels))
+    if numbers > MANY_NUMBERS or (numbers > FEW_NUMBERS and numbers * 2 > len(labels)):
+        logger.warning(
+            "label-column = %r holds %s different numbers in %s rows, and each is a class of its own; if it is a "
+            "quantity, put it into a few ranges first",
+            *(column, numbers, len(labels)),
+        )
+
+
 def _files(root: Path, suffix: str) -> dict[Path, bool]:
     """Return the one file, or the files of a folder, training parts first, and whether each is of the test part."""
     if root.is_file():
         return {root: False}
-    found = sorted(root.rglob(f"*{suffix}"))
+    found = files_in(root, {suffix})
     if not found:
         raise SettingError(f"{root} holds no *{suffix}; say where your data lie with data-root")
     return train_first({path: part_within(*path.relative_to(root).parts) for path in found}, str(root))
 
 
+def _check_columns(path: Path, own: Collection[str], first: Path, columns: Collection[str]) -> None:
+    """Check that a file has the columns of the first one, in whatever order."""
+    if set(own) != set(columns):
+        raise SettingError(f"{path} has the columns {shown([*own])}, {first} has {shown([*columns])}; make them equal")
+
+
 def _read_csv(root: Path, bad: BadRows) -> Table:
-    """Read CSV files with one header; a line with too many or too few fields is a bad row."""
-    tests = _files(root, ".csv")
-    files = list(tests)
-    delimiters = set()
-    header: list[str] = []
+    """Read CSV files with the same columns; a line with too many or too few fields is a bad row."""
+    tests, read = readable(_files(root, ".csv"), csv_files.read, bad)
+    files, header = list(tests), read[0].header
     lines: list[list[str]] = []
     place: list[tuple[int, int]] = []
-    for position, path in enumerate(files):
-        delimiter, own, reader = _open_csv(path)
-        delimiters.add(delimiter)
-        header = header or own
-        if own != header:
-            raise SettingError(f"{path} has the columns {shown(own)}, {files[0]} has {shown(header)}; make them equal")
-        for number, fields in reader:
-            if len(fields) != len(header):
-                bad.add(f"{path}, line {number}", f"it has {len(fields)} fields, the header {len(header)}")
-            else:
-                lines.append(fields)
-                place.append((position, number))
+    for position, (path, one) in enumerate(zip(files, read, strict=True)):
+        _check_columns(path, one.header, files[0], header)
+        order = [one.header.index(name) for name in header]
+        for line, why in one.broken:
+            bad.add(f"{path}, {line}", why)
+        for number, fields in one.rows:
+            lines.append(fields if one.header == header else [fields[index] for index in order])
+            place.append((position, number))
     if not lines:
         raise SettingError(f"{files[0]} holds no row; fill it, or say where your data lie with data-root")
     cells = np.asarray(lines, dtype=object)
@@ -166,63 +195,49 @@ def _read_csv(root: Path, bad: BadRows) -> Table:
     where = np.asarray(place, dtype=np.int64)
     columns = {name: cells[:, index] for index, name in enumerate(header)}
     parts = np.asarray([*tests.values()], dtype=np.bool_)
-    return Table(columns, files, where[:, 0], where[:, 1], "line", parts, frozenset(delimiters))
+    return Table(columns, files, where[:, 0], where[:, 1], "line", parts, [one.delimiter for one in read])
 
 
-def _open_csv(path: Path) -> tuple[str, list[str], list[tuple[int, list[str]]]]:
-    """Return delimiter and header of a file and its other lines, each with its number; empty lines are left out."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            file.seek(0)
-            delimiter = max(DELIMITERS, key=first.count)
-            reader = csv.reader(file, delimiter=delimiter)
-            numbered = [(reader.line_num, [field.strip() for field in fields]) for fields in reader if fields]
-    except (OSError, ValueError, csv.Error) as error:
-        raise SettingError(f"{path} cannot be read: {error}; save it as CSV in UTF-8") from error
-    header = numbered[0][1] if numbered else []
-    if not header or len(set(header)) < len(header) or not all(header):
-        raise SettingError(f"{path} begins with {shown(header)!r}; the first line must name every column, each once")
-    return delimiter, header, numbered[1:]
+@dataclass(frozen=True)
+class Part:
+    """What one file or split holds: its cells by column, and the names of the classes if it declares them."""
+
+    cells: Mapping[str, Column]
+    names: Sequence[str]
 
 
-def _read_features(kind: str, root: Path, label: str) -> Table:
+def _read_features(kind: str, root: Path, label: str, bad: BadRows) -> Table:
     """Read what the ``datasets`` library wrote, or parquet files of anyone's."""
-    tests, splits = _load_disk(root) if kind == "hf-disk" else _load_parquet(root)
-    files = list(tests)
-    columns: dict[str, list[Any]] = {}
-    for path, split in zip(files, splits, strict=True):
-        cells = _cells(split)
-        if columns and set(cells) != set(columns):
-            raise SettingError(f"{path} has the columns {shown([*cells])}, {files[0]} has {shown([*columns])}")
-        for name, column in cells.items():
-            columns.setdefault(name, []).append(column)
-    sizes = [len(split) for split in splits]
-    feature = splits[0].features.get(label)
+    if kind == "hf-disk":
+        tests, splits = _load_disk(root)
+        parts = [_part(split, label) for split in splits]
+    else:
+        tests, parts = readable(_files(root, ".parquet"), functools.partial(_read_parquet, label=label), bad)
+    files, columns = list(tests), parts[0].cells
+    for path, part in zip(files, parts, strict=True):
+        _check_columns(path, part.cells, files[0], columns)
+    sizes = [len(next(iter(part.cells.values()), ())) for part in parts]
     return Table(
-        columns={name: np.concatenate(parts) for name, parts in columns.items()},
+        columns={name: np.concatenate([part.cells[name] for part in parts]) for name in columns},
         files=files,
         file=np.repeat(np.arange(len(sizes)), sizes),
         line=np.concatenate([np.arange(size) for size in sizes]),
         unit="row",
         tests=np.asarray([*tests.values()], dtype=np.bool_),
-        names=getattr(feature, "names", None) or (),
+        names=parts[0].names,
     )
 
 
-def _load_parquet(root: Path) -> tuple[dict[Path, bool], list[datasets.Dataset]]:
-    """Return the files, as :func:`_files` does, and what each holds."""
+def _read_parquet(path: Path, label: str) -> Part:
+    """Read one file; whatever pyarrow says is wrong with it is a ValueError."""
     import datasets
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = _files(root, ".parquet")
-    splits = []
-    for path in files:
-        try:
-            splits.append(datasets.Dataset(pq.read_table(path)))
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-            raise SettingError(f"{path} cannot be read: {error}; copy it again") from error
-    return files, splits
+    try:
+        return _part(datasets.Dataset(pq.read_table(path)), label)
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def _load_disk(root: Path) -> tuple[dict[Path, bool], list[datasets.Dataset]]:
@@ -241,7 +256,7 @@ def _load_disk(root: Path) -> tuple[dict[Path, bool], list[datasets.Dataset]]:
     return tests, [loaded[path.name] for path in tests]
 
 
-def _cells(split: datasets.Dataset) -> dict[str, Column]:
+def _part(split: datasets.Dataset, label: str) -> Part:
     """Return the columns of a split as Python objects, class numbers as the names of the classes."""
     import datasets
 
@@ -253,7 +268,7 @@ def _cells(split: datasets.Dataset) -> dict[str, Column]:
             cells = [None if cell is None or cell < 0 else feature.names[cell] for cell in cells]
         columns[name] = np.empty(len(cells), dtype=object)
         columns[name][:] = cells
-    return columns
+    return Part(columns, getattr(split.features.get(label), "names", None) or ())
 
 
 def _source(kind: str, summary: str) -> Source:

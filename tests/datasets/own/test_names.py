@@ -36,6 +36,31 @@ def test_one_and_one_point_nought_are_one_name_in_every_column(tmp_path: Path) -
     assert pool.inputs.tolist() == [[5, 1, 0], [6, 1, 0], [7, 0, 1]]
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_whole_numbers_with_a_decimal_comma_are_one_name_where_no_comma_separates_fields(
+    tmp_path: Path, delimiter: str
+) -> None:
+    rows = [("5,5", "1", "1,0", "2", "1"), ("6,5", "1,0", "1", "2,0", "1,0"), ("7,5", "4,00", "3", "2", "-0,0")]
+    write_csv(tmp_path / "a.csv", rows, ("age", "code", "owner", "place", "label"), delimiter)
+    write_csv(tmp_path / "b.csv", [(8.5, "4.0", "3.0", 2, "0"), (9.5, 4, "1,0", 2, "1,0")],
+              ("age", "code", "owner", "place", "label"))  # fmt: skip
+    chosen = settings("csv", tmp_path, client_column="owner", domain_column="place", categories='{"code": []}')
+    pool = load_pool(chosen)
+    assert pool.class_names == ("0", "1", "1,0")
+    assert pool.client_names == ("1", "3", "1,0")
+    assert pool.domain_names == ("2",)
+    assert pool.categories == {"code": ("1", "4")}
+    assert pool.inputs.tolist() == [[5.5, 1, 0], [6.5, 1, 0], [7.5, 0, 1], [8.5, 0, 1], [9.5, 0, 1]]
+
+
+def test_other_names_with_commas_stay_as_they_are(tmp_path: Path) -> None:
+    names = ["1,5", "01,0", "1,0,0", "a,0", ",0", "1,"]
+    write_csv(tmp_path / "a.csv", [*((1, name) for name in names), (1, "1,000"), (1, "1000")], ("age", "label"), "\t")
+    assert set(load_pool(settings("csv", tmp_path)).class_names) == {*names, "1,000", "1000"}
+    write_csv(tmp_path / "a.csv", [(1, "1,000"), (1, "1")], ("age", "label"), ";")
+    assert load_pool(settings("csv", tmp_path, columns="age")).class_names == ("1",)
+
+
 def test_given_names_are_those_of_the_cells(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [(5, "1", "1"), (6, "2.0", "2.0")], ("age", "code", "label"))
     given = {"label_names": "2.0,1.0", "categories": '{"code": ["2", "1.0"]}'}

@@ -96,7 +96,7 @@ def test_corrupt_image_is_named_and_stops_or_is_skipped_and_counted(
         caplog.clear()
         assert f"{broken}: the image cannot be read" in message(settings("folder", tmp_path))
         assert "set bad-rows = skip" in message(settings("folder", tmp_path))
-        data._pool.cache_clear()
+        data.forget()
 
 
 # ---- csv -----------------------------------------------------------------------------------------
@@ -291,9 +291,9 @@ def test_bad_rows_of_parquet_are_named(tmp_path: Path) -> None:
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
-    assert f"{tmp_path / 'a.parquet'} cannot be read" in message(settings("parquet", tmp_path))
+    assert f"{tmp_path / 'a.parquet'}: it cannot be read" in message(settings("parquet", tmp_path))
     (tmp_path / "a.csv").write_bytes(b"age,label\n\xff\xfe,cat\n")
-    assert f"{tmp_path / 'a.csv'} cannot be read" in message(settings("csv", tmp_path))
+    assert f"{tmp_path / 'a.csv'}: it cannot be read" in message(settings("csv", tmp_path))
     assert "is no data set on disk" in message(settings("hf-disk", tmp_path))
 
 

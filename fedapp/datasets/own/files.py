@@ -1,0 +1,54 @@
+"""Which files of a folder are read, and what becomes of one that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from fedapp.config import SettingError
+from fedapp.datasets.own.reading import BadRows
+
+Made = TypeVar("Made")
+
+
+def files_in(root: Path, suffixes: Collection[str]) -> list[Path]:
+    """Return the files below a folder whose names end so, in any case; links that lead nowhere are among them.
+
+    Files and folders whose names begin with a dot are left out: programs keep copies and notes of their own there.
+
+    Args:
+        root: The folder.
+        suffixes: Ends of names in lower case, with their dots.
+    """
+    named = [path for path in root.rglob("*") if path.suffix.lower() in suffixes]
+    seen = [path for path in named if not any(part[0] == "." for part in path.relative_to(root).parts)]
+    return sorted(path for path in seen if path.is_file() or (path.is_symlink() and not path.exists()))
+
+
+def readable(
+    tests: Mapping[Path, bool], read: Callable[[Path], Made], bad: BadRows
+) -> tuple[dict[Path, bool], list[Made]]:
+    """Read files; one that cannot be read is a bad row.
+
+    Args:
+        tests: Whether each file is of the test part.
+        read: Reads one; a ValueError or OSError says why it cannot be read.
+        bad: Where files that cannot be read are noted.
+
+    Returns:
+        The files that can be read, as ``tests``, and what each holds.
+
+    Raises:
+        SettingError: If none is left, or none to train on of several parts, or bad rows stop.
+    """
+    made = {}
+    for path in tests:
+        try:
+            made[path] = read(path)
+        except (OSError, ValueError) as error:
+            bad.add(str(path), f"it cannot be read ({str(error).partition(chr(10))[0]})")
+    kept = {path: tests[path] for path in made}
+    if not kept or (all(kept.values()) and not all(tests.values())):
+        raise SettingError(f"no file to train on can be read: {bad.found[0]}; mend it")
+    return kept, list(made.values())
