@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def _numbers(pool: Pool) -> list[str]:
     """Return the columns of a table that hold numbers; one without any cell may be of either kind."""
     if pool.scaled is None:
         return []
-    held = np.isfinite(pool.inputs[:, pool.scaled]).any(axis=0)
+    held: Any = np.isfinite(pool.inputs[:, pool.scaled]).any(axis=0)
     names = [column for column in pool.columns if column not in pool.categories]
     return [column for column, any_cell in zip(names, held, strict=True) if any_cell]
 
