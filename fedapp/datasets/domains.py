@@ -109,7 +109,7 @@ def check_draws(owners: Ints, counts: Ints, sizes: Ints, names: Sequence[str]) -
         SettingError: For the first that has fewer.
     """
     holders = np.bincount(owners, minlength=len(names))
-    for domain in np.flatnonzero(holders * counts > sizes):
+    for domain in np.flatnonzero(holders * counts > sizes).tolist():
         most = int(sizes[domain] // holders[domain])
         raise SettingError(
             f"samples-per-domain: {holders[domain]} clients cannot draw {counts[domain]} samples each from the "

@@ -292,11 +292,10 @@ def _probe() -> None:
         Exception: What the hub's HTTP library raises if nothing answers, whatever the answer would be.
     """
     import huggingface_hub
-    from huggingface_hub.utils import get_session
 
     for tries_left in reversed(range(PROBES)):
         try:
-            get_session().head(huggingface_hub.constants.ENDPOINT, timeout=PROBE_SECONDS)
+            huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=PROBE_SECONDS)
             return
         except Exception:
             if not tries_left:

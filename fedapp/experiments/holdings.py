@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp import datasets, paths, plugins
-from fedapp.config import DataSettings, RunConfig, parse
+from fedapp.config import DataSettings, RunConfig, ServerSettings, SettingError, parse
 from fedapp.experiments.tables import Table
 from fedapp.summaries import called
 
 Counts = NDArray[np.int64]
 MOST_COLUMNS = 16
 SUFFIXES = (".svg", ".png", ".pdf")
+CELL, LEAST_CELL, CHARACTER, LEGEND = 0.28, 0.12, 0.075, 1.1  # inches: of a disc's cell, of a letter, beside a panel
+LONGEST = 30  # letters of a name in the picture
+BLUE = "#0072B2"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Holdings:
         domains: Samples of every domain, int (K, D); D is 0 for a data set without domains.
         domain_names: The name of every domain.
         clients: What every client is called: its id, with its name in the data if it has one.
+        training: Samples of every class, and of every domain, in the training and validation parts: as ``classes`` and
+            ``domains``.
+        left_out: The clients that take no part in training.
     """
 
     title: str
@@ -41,31 +48,57 @@ class Holdings:
     domains: Counts
     domain_names: tuple[str, ...]
     clients: tuple[str, ...]
+    training: tuple[Counts, Counts]
+    left_out: tuple[int, ...] = ()
 
 
-def holdings(settings: DataSettings, clients: int) -> Holdings:
+def holdings(settings: DataSettings, clients: int, server: ServerSettings | None = None) -> Holdings:
     """Share the data out as a run would, and count.
 
     Args:
         settings: The data settings.
         clients: K.
+        server: Who is left out of training; nobody if None.
 
     Raises:
-        SettingError: If there are no such data, or they cannot be shared out so.
+        SettingError: If there are no such data, they cannot be shared out so, or somebody is left out who is not there.
     """
     pool, shares = datasets.load_pool(settings), datasets.load_shares(settings, clients)
     held = [np.concatenate([share.train, share.validation, share.test]) for share in shares]
     parts = [[len(share.train), len(share.validation), len(share.test)] for share in shares]
+    trained = [np.concatenate([share.train, share.validation]) for share in shares]
     owners = pool.domains if pool.domains is not None else np.zeros(len(pool), dtype=np.int64)
+    domains = len(pool.domain_names)
     return Holdings(
         title=f"{settings.dataset} over {clients} clients, partition {settings.partition}",
         parts=np.asarray(parts, dtype=np.int64),
         classes=_counted(pool.labels, held, len(pool.class_names)),
         class_names=pool.class_names,
-        domains=_counted(owners, held, len(pool.domain_names))[:, : len(pool.domain_names)],
+        domains=_counted(owners, held, domains)[:, :domains],
         domain_names=pool.domain_names,
         clients=tuple(called(str(client), pool.owner_of(rows)) for client, rows in enumerate(held)),
+        training=(
+            _counted(pool.labels, trained, len(pool.class_names)),
+            _counted(owners, trained, domains)[:, :domains],
+        ),
+        left_out=_left_out(server, pool, held) if server else (),
     )
+
+
+def _left_out(server: ServerSettings, pool: datasets.Pool, held: Sequence[Counts]) -> tuple[int, ...]:
+    """Return who takes no part in training, by the rule of a run."""
+    if not server.leave_domain and not server.leave_clients:
+        return ()
+    from fedapp.payload import ClientInfo
+    from fedapp.strategies.held_out import HeldOut
+
+    infos = {
+        str(client): ClientInfo(str(client), domain=pool.domain_of(rows) or "", owner=pool.owner_of(rows) or "")
+        for client, rows in enumerate(held)
+    }
+    held_out = HeldOut(server)
+    held_out.check(infos)
+    return tuple(client for client, info in enumerate(infos.values()) if held_out.claims(info))
 
 
 def _counted(numbers: Counts, held: Sequence[Counts], count: int) -> Counts:
@@ -87,10 +120,19 @@ def _table(held: Holdings, unit: str, counts: Counts, names: Sequence[str]) -> T
         header, columns = tuple(names), [[str(count or "") for count in row] for row in counts.tolist()]
     else:
         header, columns = (f"{unit} held", "most of"), [_summary(row, names) for row in counts]
-    body = tuple((held.clients[client], *sizes[client], *row) for client, row in enumerate(columns))
+    body = tuple((_called(held, client), *sizes[client], *row) for client, row in enumerate(columns))
     kinds = (counts > 0).sum(axis=1)
-    note = f"a client holds {kinds.min()} to {kinds.max()} of {len(names)} {_plural(unit)}"
-    return Table(f"{held.title}: clients by {unit}", ("client", "train", "validation", "test", *header), body, (note,))
+    notes = [
+        f"a client holds {kinds.min()} to {kinds.max()} of {len(names)} {_plural(unit)}, its test samples included"
+    ]
+    if held.left_out:
+        notes.append(f"left out of training: {', '.join(held.clients[client] for client in held.left_out)}")
+    title, parts = f"{held.title}: clients by {unit}", ("client", "train", "validation", "test")
+    return Table(title, (*parts, *header), body, tuple(notes))
+
+
+def _called(held: Holdings, client: int, name: Callable[[str], str] = str) -> str:
+    return name(held.clients[client]) + (", left out" if client in held.left_out else "")
 
 
 def _summary(row: Counts, names: Sequence[str]) -> list[str]:
@@ -103,29 +145,78 @@ def _plural(unit: str) -> str:
 
 
 def draw(held: Holdings) -> Any:
-    """Return a figure: a disc for what a client holds of a class, and of a domain, its area the samples."""
+    """Return a figure: a disc for what a client trains on of a class, and of a domain, its area the samples."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    panels = [("class", held.classes, held.class_names)]
-    if held.domain_names:
-        panels.append(("domain", held.domains, held.domain_names))
-    widths = [max(2.5, 0.28 * len(names)) for _, _, names in panels]
-    figure = Figure(
-        figsize=(min(sum(widths) + 1.5, 30), min(max(2.5, 0.28 * len(held.parts)), 40)), layout="constrained"
-    )
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-    for panel, (unit, counts, names) in zip(axes, panels, strict=True):
-        rows, columns = np.nonzero(counts)
-        panel.scatter(columns, rows, s=160 * counts[rows, columns] / counts.max(), color="#0072B2", linewidths=0)
-        panel.set(xlabel=unit, ylabel="client", xlim=(-0.7, len(names) - 0.3), ylim=(len(counts) - 0.3, -0.7))
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-        panel.yaxis.set_major_formatter(lambda y, _: held.clients[int(y)] if 0 <= y < len(held.clients) else "")
-        if len(names) <= 2 * MOST_COLUMNS:
-            panel.set_xticks(range(len(names)), names, rotation=90)
-        panel.set_title(f"largest: {counts.max()} samples", fontsize=8)
-    figure.suptitle(held.title, fontsize=9)
+    kinds = (("class", held.class_names), ("domain", held.domain_names))
+    panels = [(unit, names, counts) for (unit, names), counts in zip(kinds, held.training, strict=True) if names]
+    rows = [_called(held, client, _shown) for client in range(len(held.clients))]
+    columns = [[_shown(name) for name in names] for _, names, _ in panels]
+    count = sum(map(len, columns))
+    wide = min(CELL, max(LEAST_CELL, 12 / count), 30 / count)
+    high = min(CELL, 36 / len(rows))
+    left, below = _room(rows), _room([name for names in columns for name in names])
+    widths = [max(1.0, wide * len(names)) for names in columns]
+    width = max(left + sum(widths) + LEGEND * len(panels), CHARACTER * len(_title(held)) + 0.3)
+    height = below + high * len(rows) + 0.7
+    figure = Figure(figsize=(width, height))
+    for number, ((unit, _, counts), names) in enumerate(zip(panels, columns, strict=True)):
+        start = left + sum(widths[:number]) + LEGEND * number
+        place = (start / width, below / height, widths[number] / width, high * len(rows) / height)
+        panel = figure.add_axes(place)
+        _discs(panel, counts, 0.9 * 72 * min(wide, high))
+        half = widths[number] / wide / 2  # in cells: a panel of few columns keeps them together
+        middle = (len(names) - 1) / 2
+        panel.set_xlabel(unit, fontsize=9)
+        panel.set_ylabel("" if number else "client", fontsize=9)
+        panel.set(xlim=(middle - half, middle + half), ylim=(len(rows) - 0.5, -0.5))
+        _ticks(panel.set_xticks, names, wide, rotation=90)
+        _ticks(panel.set_yticks, [] if number else rows, high)
+        panel.set_title(f"by {unit}", fontsize=8, loc="left")
+    figure.text(0.1 / width, 1 - 0.1 / height, _title(held), fontsize=9, va="top")
     return figure
+
+
+def _title(held: Holdings) -> str:
+    what = "training samples, those for validation included" if held.parts[:, 1].any() else "training samples"
+    return f"{_escaped(held.title)}: {what}"
+
+
+def _discs(panel: Any, counts: Counts, largest: float) -> None:
+    """Draw a disc for every count, the largest so many points wide, and a legend of sizes beside the panel."""
+    from matplotlib.lines import Line2D
+
+    rows, columns = np.nonzero(counts)
+    most = int(counts.max())
+    panel.scatter(columns, rows, s=largest**2 * counts[rows, columns] / most, color=BLUE, linewidths=0)
+    sizes = dict.fromkeys(max(1, round(most / part)) for part in (1, 4, 16))
+    discs = [
+        Line2D([], [], marker="o", ls="", mew=0, color=BLUE, ms=largest * math.sqrt(size / most), label=str(size))
+        for size in sizes
+    ]
+    beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False, "labelspacing": 1}
+    panel.legend(handles=discs, title="samples", fontsize=8, title_fontsize=8, **beside)
+
+
+def _ticks(place: Callable[..., Any], names: Sequence[str], cell: float, **more: Any) -> None:
+    """Name cells so many inches wide, as many as have room."""
+    shown = range(0, len(names), math.ceil(LEAST_CELL / cell - 1e-9))
+    place(list(shown), [names[number] for number in shown], fontsize=8, **more)
+
+
+def _room(names: Sequence[str]) -> float:
+    """Return the inches that names take beside a panel, with its own name."""
+    return CHARACTER * max(map(len, names)) + 0.5
+
+
+def _shown(name: str) -> str:
+    """Return a name for the picture: on one line, not too long, and never read as a formula."""
+    words = " ".join(name.split())
+    return _escaped(words if len(words) <= LONGEST else words[: LONGEST - 1] + "…")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("$", r"\$")
 
 
 def show(values: Mapping[str, Any], clients: int, plot: str | None, say: Callable[[str], Any]) -> None:
@@ -138,19 +229,23 @@ def show(values: Mapping[str, Any], clients: int, plot: str | None, say: Callabl
         say: Prints a line.
 
     Raises:
-        SettingError: As :func:`holdings`, or for a picture of another kind.
+        SettingError: As :func:`holdings`, or for a picture of another kind or where none can be written.
     """
-    from fedapp.config import SettingError
     from fedapp.experiments import commands
 
     if plot and Path(plot).suffix not in SUFFIXES:
         raise SettingError(f"--plot {plot}: the name must end in {', '.join(SUFFIXES)}")
+    if plot and not Path(plot).parent.is_dir():
+        raise SettingError(f"--plot {plot}: there is no folder {Path(plot).parent}; make it, or name another")
     config = parse(RunConfig, values)
     plugins.load(config.plugins)
     settings = replace(config.data, data_root=paths.existing(config.data.data_root, "data-root"))
-    held = holdings(settings, clients)
+    held = holdings(settings, clients, config.server)
     for table in tables(held):
         commands.show(table)
     if plot:
-        draw(held).savefig(plot, dpi=150)
+        try:
+            draw(held).savefig(plot, dpi=150, bbox_inches="tight")
+        except OSError as error:
+            raise SettingError(f"--plot {plot} cannot be written: {error}; name another file") from error
         say(f"Written: {plot}")

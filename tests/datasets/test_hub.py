@@ -330,7 +330,7 @@ def test_copy_of_mnist_is_partitioned_by_the_papers_rule(local_copies: Path) -> 
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is asked of a network that is not there."""
     import datasets
-    import huggingface_hub.utils
+    import huggingface_hub
 
     found: list[str] = []
 
@@ -343,7 +343,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("library")
         raise ConnectionError("cannot reach it")
 
-    monkeypatch.setattr(huggingface_hub.utils, "get_session", Session)
+    monkeypatch.setattr(huggingface_hub, "get_session", Session)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "library")
