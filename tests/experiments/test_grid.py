@@ -10,7 +10,7 @@ import pytest
 
 from fedapp import server_app
 from fedapp.config import RunConfig, SettingError, flatten, parse
-from fedapp.experiments import grid
+from fedapp.experiments import execution, grid
 
 SHIPPED = sorted(grid.CONFIGS.glob("*.yaml"))
 
@@ -144,3 +144,13 @@ def test_a_match_compares_numbers_as_numbers() -> None:
     assert grid.matches(cell.settings, {"dirichlet-alpha": "1e-1", "method": "fedsaf"})
     assert not grid.matches(cell.settings, {"dirichlet-alpha": 0.5})
     assert not grid.matches(cell.settings, {"method-params.alignment": "gcsa"})
+
+
+def test_the_name_of_a_preset_is_no_part_of_a_cells_identity() -> None:
+    plain, named = (
+        grid.build({"base": {"method": "local", **more}, "seeds": [0]}, "x").cells[0]
+        for more in ({}, {"preset": "pacs-clean"})
+    )
+    assert named.name == plain.name
+    assert named.config.preset == "pacs-clean"
+    assert execution.other_settings({**flatten(plain.config), "clients": 10}, named) == []
