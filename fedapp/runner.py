@@ -293,14 +293,16 @@ def _status(link: SuperLink) -> str:
 
 
 def _cause(text: str, status: str) -> str:
-    """Return the line of Flower's log that says why, else the status."""
+    """Return the line of Flower's log that says why, with the lines that belong to it, else the status."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    written = [line for line in plain.splitlines() if line.strip()]
+    lines = [line.strip() for line in written]
     errors = [line for line in lines if re.match(r"(?:[\w.]+\.)?\w*(?:Error|Exception)\b", line)]
     errors = [line for line in errors if not line.endswith(FLOWERS_LAST_WORDS)]
     for error in errors:
         if "CannotRunError: " in error or "MissingPackageError: " in error:
-            return error.split("Error: ", 1)[1]
+            reasons = itertools.takewhile(lambda line: line.startswith("  "), written[lines.index(error) + 1 :])
+            return "\n".join([error.split("Error: ", 1)[1], *map(str.rstrip, reasons)])
     return errors[-1] if errors else f"the run ended as {status}; last line: {lines[-1] if lines else 'none'}"
 
 
