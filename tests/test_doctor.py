@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fedapp import datasets, doctor, models
 from fedapp.cli import app
 from fedapp.config import RunConfig, parse
+from fedapp.datasets import hub
 from fedapp.doctor import disk, dryrun, packages, packing, ports
 from fedapp.doctor.base import Case, UnwellError
 from fedapp.doctor.packing import Limit, Machine, Peak, advice, limits
@@ -231,14 +232,13 @@ def test_a_missing_data_root_is_found_and_the_partition_left_out(tmp_path):
 
 
 def test_an_unreachable_hub_is_found(tmp_path, monkeypatch):
-    import datasets as hub
-
-    def unreachable(*_):
+    def unreachable(repository):
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(hub, "load_dataset_builder", unreachable)
+    monkeypatch.setattr(hub, "_ask", unreachable)
+    monkeypatch.setattr(hub, "_failed", {})
     monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))
-    datasets._pool.cache_clear()
+    datasets.forget()
     finding = only_finding(look("data", dataset="cifar100")["data"])
     assert "nor on the hub as uoft-cs/cifar100 (ConnectionError: no route to host)" in finding.problem
     assert "set data-root" in finding.cure
