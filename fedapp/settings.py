@@ -82,11 +82,8 @@ def setting(
         above: A number that the value must exceed.
         per_cent: Whether a whole number may also be a per cent, which stays a text, as ``10%``; empty = the default.
     """
-    metadata = {
-        **{"doc": doc, "key": key, "choices": choices, "per_cent": per_cent},
-        **{"low": low, "high": high, "above": above},
-    }
-    return dataclasses.field(default=default, metadata=metadata)
+    bounds = {"low": low, "high": high, "above": above, "per_cent": per_cent}
+    return dataclasses.field(default=default, metadata={"doc": doc, "key": key, "choices": choices, **bounds})
 
 
 def key_of(field: dataclasses.Field[Any]) -> str:

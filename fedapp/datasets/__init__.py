@@ -152,7 +152,8 @@ def forget() -> None:
     _pool.cache_clear()
     _shares.cache_clear()
     _nodes.clear()
-    _shared.clear()
+    with _shared_lock:
+        _shared.clear()
 
 
 def _of_pool(settings: DataSettings) -> DataSettings:

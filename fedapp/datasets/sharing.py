@@ -134,13 +134,14 @@ def _by_nature(pool: Pool, later: Ints, settings: DataSettings, num_clients: int
     gone = [pool.client_names[number] for number in np.setdiff1d(pool.clients, trainers)]
     if not gone:
         return partition.by_client(pool.clients, num_clients, settings.dataset)
-    words = f"{_few(gone)} hold{'s' if len(gone) == 1 else ''} test samples only"
+    words = f"{_few(gone)} {'holds' if len(gone) == 1 else 'hold'} test samples only"
     if num_clients > len(trainers):
         raise SettingError(
             f"partition = clients: {settings.dataset} names {len(trainers)} clients with samples to train on, not "
             f"{num_clients}, for {words}; use at most {len(trainers)} clients, or test-split = client"
         )
-    logger.warning("%s: %s and is no client; test-split = client would make it one", settings.dataset, words)
+    so = "is no client" if len(gone) == 1 else "are no clients"
+    logger.warning("%s: %s and %s; with test-split = client all take part", settings.dataset, words, so)
     return [kept[part] for part in partition.by_client(pool.clients[kept], num_clients, settings.dataset)]
 
 

@@ -45,6 +45,7 @@ def from_parquet(paths: Sequence[Path]) -> Split:
         SettingError: If a file cannot be read, now or later, or holds other columns than the first.
     """
     import datasets
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows, schemas = 0, []
@@ -53,21 +54,28 @@ def from_parquet(paths: Sequence[Path]) -> Split:
             with pq.ParquetFile(path) as file:
                 rows += file.metadata.num_rows
                 schemas.append(file.schema_arrow)
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise _unreadable(path, error) from error
         if not schemas[-1].equals(schemas[0]):
             raise _unreadable(path, f"its columns are not those of {paths[0].name}")
 
     def batches(column: str) -> Iterator[pa.Array]:
         for path in paths:
-            try:
-                with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
-                    for batch in file.iter_batches(ROWS, columns=[column], use_threads=False):
-                        yield batch.column(0)
-            except (OSError, ValueError) as error:
-                raise _unreadable(path, error) from error
+            yield from _batches(path, column)
 
     return Split(datasets.Features.from_arrow_schema(schemas[0]), rows, batches)
+
+
+def _batches(path: Path, column: str) -> Iterator[pa.Array]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
+            for batch in file.iter_batches(ROWS, columns=[column], use_threads=False):
+                yield batch.column(0)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
 
 
 def from_library(split: datasets.Dataset) -> Split:

@@ -1,7 +1,6 @@
 import dataclasses
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -220,11 +219,9 @@ def test_another_seed_gives_another_partition(registry: Any) -> None:
     assert not torch.equal(first[0].train.x, second[0].train.x)
 
 
-def test_second_load_is_instant_and_the_same_object() -> None:
+def test_second_load_gives_the_same_object() -> None:
     first = load_node(DataSettings(), 1, 4)
-    start = time.perf_counter()
     assert load_node(DataSettings(), 1, 4) is first
-    assert time.perf_counter() - start < 0.005
 
 
 def test_clients_that_share_test_samples_share_the_tensors(registry: Any) -> None:

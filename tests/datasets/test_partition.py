@@ -283,6 +283,12 @@ def test_who_has_test_samples_only_is_left_out_and_named_and_the_others_go_on(ca
     assert len(share_out(pool, DataSettings(partition="clients", test_split="client"), 3)) == 3
 
 
+def test_several_who_have_test_samples_only_are_named_together(caplog: pytest.LogCaptureFixture) -> None:
+    pool = pool_of_people(("ada", 3, 1), ("bob", 0, 4), ("eve", 0, 2))
+    assert len(share_out(pool, DataSettings(partition="clients"), 1)) == 1
+    assert "bob, eve hold test samples only and are no clients" in caplog.text
+
+
 def test_client_without_training_samples_is_called_by_number_and_name() -> None:
     pool = pool_of_people(("ada", 3, 1), ("bob", 0, 4))
     with pytest.raises(SettingError, match=r"client 1 \(bob\) holds 4 samples of .*; set test-split = client"):

@@ -327,6 +327,20 @@ def test_a_client_that_was_not_evaluated_last_shows_its_own_last_round(tmp_path)
     assert "never evaluated" in page.text
 
 
+@pytest.mark.parametrize("damage", [lambda kept: b"", lambda kept: kept[:50], lambda kept: kept[:61] + b"\xff" * 200])
+def test_a_damaged_partition_leaves_classes_without_names_and_says_so(tmp_path, damage):
+    folder = make(3, 2).write(tmp_path)
+    path = folder / "partition.npz"
+    np.savez_compressed(path, classes=[f"class {number}" for number in range(99)])
+    assert len(load(folder).class_names) == 99
+    kept = path.read_bytes()
+    broken = damage(kept)
+    path.write_bytes(broken if len(broken) < 61 else broken + kept[len(broken) :])
+    records = load(folder)
+    assert records.class_names == []
+    assert "the names of the classes cannot be read" in records.damage[0]
+
+
 # ---- real runs and large ones ----------------------------------------------------------------------------
 
 

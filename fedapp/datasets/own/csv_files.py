@@ -7,6 +7,7 @@ goes on with the next one.
 from __future__ import annotations
 
 import csv
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from fedapp.datasets.own.reading import shown
 
 DELIMITERS = ",;\t|"
+QUOTED = re.compile('"[^"]*"')
 LONGEST = 2**31 - 1  # characters of a cell: the most that a C long holds on every platform
 
 _limit_lock = threading.Lock()
@@ -53,7 +55,7 @@ def read(path: Path) -> CsvFile:
             lines = file.readlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{error}; save it as CSV in UTF-8") from error
-    first = next(filter(str.strip, lines), "")
+    first = QUOTED.sub("", next(filter(str.strip, lines), ""))
     delimiter = max(DELIMITERS, key=first.count)
     with _long_cells():
         (begin, _, header), *split = _split(lines, delimiter) or [(1, 1, "it is empty")]
@@ -80,15 +82,13 @@ def _split(lines: Sequence[str], delimiter: str) -> list[tuple[int, int, list[st
         try:
             for fields in reader:
                 end = start + reader.line_num
-                if fields:
-                    rows.append((line, end, [field.strip() for field in fields]))
+                rows.append((line, end, [field.strip() for field in fields]))
                 line = end + 1
-            return rows
         except csv.Error as error:
             why = f"its fields cannot be told apart ({error}); close every quote, and double one within a quoted field"
             rows.append((line, line, why))
-            start = line
-    return rows
+        start = line
+    return [row for row in rows if row[2]]
 
 
 @contextmanager

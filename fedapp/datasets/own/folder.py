@@ -32,10 +32,10 @@ def load(settings: DataSettings) -> Pool:
         SettingError: If there are no images in that layout, or one cannot be read and bad rows stop.
     """
     root = root_of(settings)
-    files = files_in(root, SUFFIXES)
-    tests = _parts({path.relative_to(root).parts[0] for path in files}, str(root))
-    files.sort(key=lambda path: tests.get(_top(root, path), False))  # training images first
-    places = [path.relative_to(root).parts[bool(tests) : -1] for path in files]
+    names = {path: path.relative_to(root).parts for path in files_in(root, SUFFIXES)}
+    tests = _parts({parts[0] for parts in names.values()}, str(root))
+    files = sorted(names, key=lambda path: tests.get(names[path][0], False))  # training images first
+    places = [names[path][bool(tests) : -1] for path in files]
     depths = {len(place): path for path, place in zip(files, places, strict=True)}
     if set(depths) not in ({1}, {2}):
         raise SettingError(_misplaced(root, depths, tests))
@@ -50,15 +50,11 @@ def load(settings: DataSettings) -> Pool:
         where=lambda row: str(files[row]),
         clients=groups if settings.own.client_column else None,
         domains=None if settings.own.client_column else groups,
-        is_test=np.asarray([tests[_top(root, path)] for path in files]) if tests else None,
+        is_test=np.asarray([tests[names[path][0]] for path in files]) if tests else None,
     )
     pool = to_pool(rows, settings.own, bad)
     bad.log(settings.dataset)
     return pool
-
-
-def _top(root: Path, path: Path) -> str:
-    return path.relative_to(root).parts[0]
 
 
 def _parts(tops: Collection[str], root: str) -> dict[str, bool]:

@@ -170,6 +170,12 @@ def test_quotes_that_are_closed_may_hold_anything(tmp_path: Path) -> None:
     assert csv_files.read(tmp_path / "a.csv").rows == [(2, ["1", 'he said "x,\r\ny"']), (4, ["2", '5"'])]
 
 
+def test_delimiters_within_quotes_of_the_header_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"weight, in ""kg"", dry";label\n1,5;cat\n')
+    read = csv_files.read(tmp_path / "a.csv")
+    assert (read.delimiter, read.header) == (";", ['weight, in "kg", dry', "label"])
+
+
 def test_many_rows_without_a_closing_quote_are_read_in_one_go(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("age,label\n" + '1,"cat\n' * 20_001)
     read = csv_files.read(tmp_path / "a.csv")
