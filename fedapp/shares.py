@@ -47,7 +47,7 @@ class ShareKeeper:
         """Write the lists, or compare them with those of the run that is continued.
 
         Raises:
-            SettingError: If the data are shared out otherwise than they were, or are others.
+            SettingError: If the data are shared out otherwise than they were, or are others, or the lists are damaged.
         """
         clients = max((info.num_clients for info in strategy.clients.values()), default=0)
         try:
@@ -84,7 +84,11 @@ class ShareKeeper:
 
 
 def load(path: Path) -> dict[str, NDArray[np.int64]]:
-    """Return the index lists of a file by their names."""
+    """Return the index lists of a file by their names.
+
+    Raises:
+        SettingError: If it is not there or damaged.
+    """
     return _of_clients(_read(path))
 
 
@@ -106,8 +110,11 @@ def fingerprint(pool: datasets.Pool) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as kept:
-        return dict(kept)
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return dict(kept)
+    except Exception as error:  # of a damaged file zipfile and zlib raise much, NotImplementedError among it
+        raise SettingError(f"{path} cannot be read ({error}); restore it, or start a new run") from error
 
 
 def _of_clients(kept: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,15 @@ def test_a_file_without_a_fingerprint_as_an_earlier_version_wrote_it_is_taken_at
     keeper.on_start(strategy)
 
 
+def test_a_damaged_file_is_named_when_a_run_is_continued(tmp_path: Path) -> None:
+    strategy = type("Strategy", (), {"clients": {"0": type("Info", (), {"num_clients": 2})}})
+    keeper = shares.ShareKeeper(tmp_path, _table(tmp_path, "1"))
+    for damage in (b"", b"PK"):
+        keeper.path.write_bytes(damage)
+        with pytest.raises(SettingError, match=r"partition\.npz cannot be read \(.*\); restore it, or start a new run"):
+            keeper.on_start(strategy)
+
+
 def test_a_large_pool_is_told_by_rows_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = np.arange(40, dtype=np.float32).reshape(10, 4)
     pool = datasets.Pool(inputs, np.zeros(10, np.int64), ("a",))

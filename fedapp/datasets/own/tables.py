@@ -126,10 +126,7 @@ def _inputs(table: Table, special: Mapping[str, str], own: OwnDataSettings, bad:
     if not pictures:
         given, texts = categories_of(own.categories), table.texts()
         pointed = with_points({column: table.columns[column] for column in picked if column not in given}, texts)
-        cells = {
-            column: pointed[column] if column in pointed else with_whole_names(table.columns[column], texts)
-            for column in picked
-        }
+        cells = {column: with_whole_names(pointed.get(column, table.columns[column]), texts) for column in picked}
         return encode(cells, own, table.where, bad)
     if len(pictures) > 1 or len(chosen) > 1:
         raise SettingError(f"columns {shown(chosen or pictures)} hold several inputs; name one image column in columns")

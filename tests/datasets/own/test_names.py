@@ -53,6 +53,12 @@ def test_whole_numbers_with_a_decimal_comma_are_one_name_where_no_comma_separate
     assert pool.inputs.tolist() == [[5.5, 1, 0], [6.5, 1, 0], [7.5, 0, 1], [8.5, 0, 1], [9.5, 0, 1]]
 
 
+def test_categories_that_are_found_among_words_are_named_likewise(tmp_path: Path) -> None:
+    rows = [("1,0", 1, "a"), ("1", 2, "b"), ("1,5", 1, "a"), *((word, 1, "a") for word in ("fox", "cat", "dog", "emu"))]
+    write_csv(tmp_path / "a.csv", rows, ("code", "age", "label"), ";")
+    assert load_pool(settings("csv", tmp_path)).categories == {"code": ("1", "1,5", "cat", "dog", "emu", "fox")}
+
+
 def test_other_names_with_commas_stay_as_they_are(tmp_path: Path) -> None:
     names = ["1,5", "01,0", "1,0,0", "a,0", ",0", "1,"]
     write_csv(tmp_path / "a.csv", [*((1, name) for name in names), (1, "1,000"), (1, "1000")], ("age", "label"), "\t")
