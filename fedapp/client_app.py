@@ -43,9 +43,8 @@ def load(context: Context) -> node.Setup:
         )
     index, count = (0, 1) if alone and "partition-id" not in context.node_config else _position(context)
     data, announced = _alone(config, context) if alone else (_shared(config, index, count), "")
-    name = str(
-        context.node_config.get("model") or models.assign(_group(config, data), config.model_assignment, index, count)
-    )
+    group = group_of(config, data.input_shape, data.vocabulary)
+    name = str(context.node_config.get("model") or models.assign(group, config.model_assignment, index, count))
 
     def build(architecture: str = name) -> nn.Module:
         shapes: Any = {key: getattr(data, key) for key in ("num_classes", "input_shape", "vocabulary")}
@@ -73,13 +72,19 @@ def load(context: Context) -> node.Setup:
     )
 
 
-def _group(config: RunConfig, data: datasets.NodeData) -> str:
-    """Return the models that clients take turns in: with ``models = auto`` what suits the method and the data."""
+def group_of(config: RunConfig, input_shape: tuple[int, ...], vocabulary: int) -> str:
+    """Return the models that clients take turns in: with ``models = auto`` what suits the method and the data.
+
+    Args:
+        config: The run's settings.
+        input_shape: Shape of one sample.
+        vocabulary: Number of token ids, 0 for what is no text.
+    """
     group = models_of(config.method, config.models)
     if config.models != "auto":
         return group
     source = lookup(datasets.DATASETS, config.data.dataset, "data set")
-    return models.suited(group, data.input_shape, data.vocabulary, source.models)
+    return models.suited(group, input_shape, vocabulary, source.models)
 
 
 def _shared(config: RunConfig, index: int, count: int) -> datasets.NodeData:

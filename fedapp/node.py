@@ -206,9 +206,9 @@ def evaluate(instruction: Instruction, setup: Setup) -> Uplink:
             update.metrics = {}
         uplink = update.evaluate(instruction.downlink, setup.test)
         uplink = replace(uplink, metrics={**uplink.metrics, **held_out})
+    seconds = {"evaluate-seconds": time.perf_counter() - started, "cpu-seconds": time.process_time() - processor}
     evaluated = time.perf_counter()
     adapted = _adapted(instruction, setup) if update.adapts and is_newcomer(instruction.downlink) else {}
-    seconds = {"evaluate-seconds": evaluated - started, "cpu-seconds": time.process_time() - processor}
     if adapted:
         seconds["newcomer-seconds"] = time.perf_counter() - evaluated
     return replace(uplink, metrics={**uplink.metrics, **adapted, **seconds})

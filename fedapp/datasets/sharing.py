@@ -56,11 +56,11 @@ def share_out(pool: Pool, settings: DataSettings, num_clients: int, having: Sequ
 
 
 def _kept(train: Ints, test: Ints, amount: int | str) -> tuple[Ints, Ints]:
-    """Keep so many samples of a share, or a per cent of its training part and as large a part of its tests."""
+    """Keep so many samples of a share, or a per cent of its training part and as large a part of its tests, if any."""
     if isinstance(amount, int):
         return partition.limit(train, test, amount)
     count = count_of(amount, len(train), "samples-per-client")
-    return train[:count], test[: len(test) * count // len(train)]
+    return train[:count], test[: max(1, len(test) * count // len(train))]
 
 
 def _split(pool: Pool, settings: DataSettings) -> str:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fedapp import models
+from fedapp.client_app import group_of
 from fedapp.client_update import arrays_of
 from fedapp.config import SettingError
 from fedapp.doctor.base import Case, Finding, ModelFacts, UnwellError
 from fedapp.payload import ClientInfo, layout
 from fedapp.seeds import seeded
-from fedapp.strategies import models_of
 from fedapp.strategies.roster import misfits
 
 TRAINED, EVALUATED = 2, 1  # samples in a batch: the least that BatchNorm trains on, and the least there is
@@ -26,9 +26,7 @@ class MisfitError(ValueError):
 def look(case: Case) -> str:
     """Build every model of the setting, run it forwards and backwards, and compare those that clients get."""
     findings, classes = [], case.source.classes
-    group = models_of(case.config.method, case.config.models)
-    if case.config.models == "auto":
-        group = models.suited(group, case.source.shape, case.source.vocabulary, case.source.models)
+    group = group_of(case.config, case.source.shape, case.source.vocabulary)
     for name in dict.fromkeys(models.resolve(group)):
         try:
             case.models[name] = facts(name, case)

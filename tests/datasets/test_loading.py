@@ -188,9 +188,9 @@ def test_samples_per_client_may_be_a_per_cent_of_each_clients_own_share(registry
         assert torch.equal(part.train.x, all_of_it.train.x[:kept])
 
 
-def test_a_per_cent_of_few_samples_leaves_one_to_train(registry: Any) -> None:
+def test_a_per_cent_of_few_samples_leaves_one_to_train_and_one_to_test(registry: Any) -> None:
     for node in nodes_of(small_pool(20), 5, partition="iid", samples_per_client="1%"):
-        assert (len(node.train), len(node.test)) == (1, 0)  # of 3 and 1
+        assert (len(node.train), len(node.test)) == (1, 1)  # of 3 and 1
 
 
 def test_validation_comes_out_of_the_training_part(registry: Any) -> None:

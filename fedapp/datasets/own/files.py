@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -21,9 +22,11 @@ def files_in(root: Path, suffixes: Collection[str]) -> list[Path]:
         root: The folder.
         suffixes: Ends of names in lower case, with their dots.
     """
-    named = [path for path in root.rglob("*") if path.suffix.lower() in suffixes]
-    seen = [path for path in named if not any(part[0] == "." for part in path.relative_to(root).parts)]
-    return sorted(path for path in seen if path.is_file() or (path.is_symlink() and not path.exists()))
+    found: list[Path] = []
+    for top, folders, names in os.walk(root):
+        folders[:] = [folder for folder in folders if folder[0] != "."]
+        found += [Path(top, name) for name in names if name[0] != "." and name.lower().endswith(tuple(suffixes))]
+    return sorted(found)
 
 
 def readable(

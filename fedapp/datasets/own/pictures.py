@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -89,12 +90,14 @@ def square(cell: Cell, side: int) -> Bytes:
 
 def _digest(origin: Origin, side: int) -> str:
     files = [file for path in origin.files for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    return hashlib.sha256(repr((side, origin.column, [*map(_state, files)])).encode()).hexdigest()[:16]
+    folders = functools.cache(os.path.realpath)  # of a hundred thousand images few lie in folders of their own
+    states = [_state(file, folders(file.parent)) for file in files]
+    return hashlib.sha256(repr((side, origin.column, states)).encode()).hexdigest()[:16]
 
 
-def _state(file: Path) -> tuple[str, int, int]:
-    """Return what changes with a file; its place alone where a link leads nowhere."""
-    place = os.path.realpath(file)
+def _state(file: Path, folder: str) -> tuple[str, int, int]:
+    """Return what changes with a file in a folder; its place alone where a link leads nowhere."""
+    place = f"{folder}/{file.name}"
     try:
         stat = file.stat()
     except OSError:
