@@ -36,7 +36,7 @@ def announce(
     columns: Iterable[str],
     numbers: Iterable[str] = (),
 ) -> str:
-    """Return what a client announces; "" if there is nothing to agree on.
+    """Return what a client announces; "" if there is nothing.
 
     Args:
         labels: Names of the classes it holds; none if the user has named them.
@@ -54,9 +54,8 @@ def announce(
         COLUMNS: list(columns),
         NUMBERS: list(numbers),
     }
-    if not said[LABELS] and not said[CATEGORIES]:
-        return ""
-    return json.dumps({key: value for key, value in said.items() if value})
+    filled = {key: value for key, value in said.items() if value}
+    return json.dumps(filled) if filled else ""
 
 
 def unite(announced: Mapping[str, str]) -> str:

@@ -42,7 +42,7 @@ def run(
         engine: "local" for this process, "flower" for Flower's Ray simulation; the numbers are the same.
         progress: True to show every round as it ends.
         method_params: The method's own settings, as text or as a mapping.
-        **settings: Any setting of ``fedapp settings``, with underscores for hyphens.
+        **settings: Any setting of ``fedapp settings``, with underscores for hyphens; ``preset`` brings its own along.
 
     Raises:
         SettingError: For an unknown setting or name, or a bad value.
@@ -54,6 +54,7 @@ def run(
         >>> len(result.rounds), sorted(result.clients["client"])
         (1, ['0', '1'])
     """
+    from fedapp.datasets import presets
     from fedapp.display import Display
 
     values: dict[str, Any] = {key.replace("_", "-"): value for key, value in settings.items()}
@@ -61,6 +62,8 @@ def run(
     values["method-params"] = method_params if isinstance(method_params, str) else join_pairs(method_params)
     if rounds is not None:
         values["num-server-rounds"] = rounds
+    if values.get("preset"):
+        values = presets.settings_of(values["preset"], values)
     config = parse(RunConfig, values)
     if not progress:
         return Run(runner.run(config, clients, engine))

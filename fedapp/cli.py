@@ -277,7 +277,7 @@ def _values(
     given = {key: value for key, value in options.items() if value is not None}
     own = {**commands.settings_of(settings or [], file), **given}
     if own.get("preset"):
-        raise SettingError(f"preset = {own['preset']} alone sets nothing; give --preset {own['preset']}")
+        raise SettingError(f"preset = {own['preset']} sets nothing by itself; give --preset {own['preset']}")
     if not preset:
         return own
     values = presets.settings_of(preset, own)

@@ -317,9 +317,25 @@ def _model(setup: Setup, seed: int, kept: dict[str, Tensor] | None) -> Any:
                 _skeletons.pop(next(iter(_skeletons)))
             _skeletons[setup.model_key] = model
     if kept:
-        model.load_state_dict(part_of(kept, MODEL))
+        _load(model, part_of(kept, MODEL), setup)
         model.zero_grad(set_to_none=True)
     return model
+
+
+def _load(model: Any, weights: dict[str, Tensor], setup: Setup) -> None:
+    """Load what the client kept.
+
+    Raises:
+        ValueError: If it is no longer the same model.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        why = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(
+            f"what client {setup.client!r} kept does not fit model {setup.model_name!r} as it is now ({why}); its data "
+            "or its model have changed since: restore them, or start a new run"
+        ) from error
 
 
 def part_of(kept: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ import torch  # noqa: E402
 from fedapp import augment, datasets, models, paths, plugins, tiers, tracking  # noqa: E402
 from fedapp.checkpoints import Checkpointer, ModelKeeper, alone_in, newest  # noqa: E402
 from fedapp.config import HARMLESS, RunConfig, SettingError, flatten, lookup, parse, split_pairs  # noqa: E402
+from fedapp.datasets import presets  # noqa: E402
 from fedapp.payload import ClientInfo  # noqa: E402
 from fedapp.recorder import Recorder  # noqa: E402
 from fedapp.runfolder import described_run  # noqa: E402
@@ -68,10 +69,13 @@ def run(
         _same_settings(config)
     torch.set_num_threads(config.training.torch_threads)
     config = replace(config, out=paths.resolve(config.out), resume=paths.resolve(config.resume))
-    completed, state = newest(Path(config.resume)) if config.resume else (0, {})
-    recorder = Recorder(config, completed, progress)
     # on devices, the server's folders mean nothing
     simulated = any(kind.__name__ in SIMULATION_GRIDS for kind in type(grid).__mro__)
+    if config.resume and simulated:
+        ShareKeeper(Path(config.resume), config.data).check()
+    completed, state = newest(Path(config.resume)) if config.resume else (0, {})
+    recorder = Recorder(config, completed, progress)
+    keepers = [ShareKeeper(recorder.folder, config.data)] if simulated else []
     strategy = method.strategy(
         params,
         config.server,
@@ -80,7 +84,7 @@ def run(
         base=str(paths.base()) if simulated else "",
         memory=str(recorder.folder.parent) if simulated else "",
         build=_builder(config),
-        observers=[recorder, *([ShareKeeper(recorder.folder, config.data)] if simulated else []), *_watchers(recorder)],
+        observers=[*keepers, recorder, *_watchers(recorder)],
         held=_held(config) if simulated else None,
     )
     if config.resume:
@@ -156,6 +160,7 @@ def check(config: RunConfig) -> tuple[Method, Any]:
     augment.parse(config.training.augment)
     tiers.read(config.device_tiers)
     tracking.check(config.track)
+    presets.check(config.preset, flatten(config), flatten(RunConfig()))
     method = lookup(METHODS, config.method, "method")
     what = f"{config.method} parameter (method-params)"
     return method, parse(method.strategy.params_type, split_pairs(config.method_params), what=what)

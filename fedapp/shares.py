@@ -43,37 +43,48 @@ class ShareKeeper:
         self.path = folder / FILE
         self.settings = settings
 
+    def check(self) -> None:
+        """Check, before anybody is asked, that the data are those that the run to be continued began with.
+
+        Raises:
+            SettingError: If they are others, or the file is damaged.
+        """
+        before = _read(self.path).get(POOL) if self.path.exists() else None
+        if before is None:
+            logger.warning("%s does not tell with which data this run began; they are taken as they are", self.path)
+            return
+        try:
+            pool = datasets.load_pool(self._settings())
+        except SettingError:  # nobody trains without data; on_start says it where only the server lacks them
+            return
+        if str(before) != fingerprint(pool):
+            raise SettingError(
+                f"{self.settings.dataset}: samples, labels or their names are not those that this run began with "
+                f"({self.path} holds another fingerprint); restore the data, or start a new run"
+            )
+
     def on_start(self, strategy: PayloadStrategy) -> None:
         """Write the lists, or compare them with those of the run that is continued.
 
         Raises:
-            SettingError: If the data are shared out otherwise than they were, or are others, or the lists are damaged.
+            SettingError: If the data are shared out otherwise than they were, or the lists are damaged.
         """
         clients = max((info.num_clients for info in strategy.clients.values()), default=0)
         try:
-            settings = replace(self.settings, data_root=paths.existing(self.settings.data_root, "data-root"))
+            settings = self._settings()
             lists = _lists(datasets.load_shares(settings, clients))
             pool = datasets.load_pool(settings)
         except SettingError as error:  # the clients found their data: where the server cannot, only the file is missed
             logger.warning("who holds what is not kept: %s", error)
             return
-        held = fingerprint(pool)
         if not self.path.exists():
             sink = io.BytesIO()
-            np.savez_compressed(sink, **{**lists, POOL: held, CLASSES: pool.class_names})
+            np.savez_compressed(sink, **{**lists, POOL: fingerprint(pool), CLASSES: pool.class_names})
             write_atomically(self.path, sink.getvalue())
-            return
-        kept = _read(self.path)
-        before = str(kept.get(POOL, held))
-        if differ := _differences(lists, _of_clients(kept)):
+        elif differ := _differences(lists, load(self.path)):
             raise SettingError(
                 f"the data are not shared out as {self.path} says ({differ[0]} and {len(differ) - 1} more differ) "
                 "since the data set has changed; restore it, or start a new run"
-            )
-        if before != held:
-            raise SettingError(
-                f"{settings.dataset}: samples, labels or their names are not those that this run began with "
-                f"({self.path} holds another fingerprint); restore the data, or start a new run"
             )
 
     def on_round(self, strategy: PayloadStrategy, record: RoundRecord) -> None:
@@ -81,6 +92,9 @@ class ShareKeeper:
 
     def on_end(self, strategy: PayloadStrategy, digests: Mapping[str, str]) -> None:
         """Do nothing."""
+
+    def _settings(self) -> DataSettings:
+        return replace(self.settings, data_root=paths.existing(self.settings.data_root, "data-root"))
 
 
 def load(path: Path) -> dict[str, NDArray[np.int64]]:

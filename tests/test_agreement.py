@@ -148,6 +148,14 @@ def test_other_input_columns_end_the_run_before_it_begins(tmp_path: Path) -> Non
         start(grid)
 
 
+@pytest.mark.parametrize("given", [{}, {"label-names": "cat,dog"}, {"label-names": "cat,dog", "bad-rows": "skip"}])
+def test_columns_have_to_agree_whatever_names_the_user_gives(tmp_path: Path, given: dict[str, str]) -> None:
+    numbers = [(1, 2, "cat"), (3, 4, "dog")]
+    grid = federation(tmp_path, {"a": numbers, "b": numbers}, {"b": ("age", "weight", "label")}, **given)
+    with pytest.raises(SettingError, match="clients a and b have other input columns"):
+        start(grid)
+
+
 def test_a_column_of_numbers_here_and_words_there_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     devices = {"kitchen": [(1, "red", "cat"), (2, "blue", "dog")], "garden": [(3, 4, "cat"), (5, 6, "dog")]}
     grid = federation(tmp_path, devices, {})
@@ -180,7 +188,7 @@ def test_union_does_not_depend_on_the_order_and_a_second_round_has_nothing_to_sa
     united = unite(said)
     assert united == unite(dict(reversed(said.items())))
     assert settled(united) == {"label-names": '["9", "10", "cat"]', "categories": '{"x": ["a", "b"]}'}
-    assert announce([], {}, ["x"]) == ""
+    assert unite({"a": announce([], {}, ["x"]), "b": announce([], {}, ["x"])}) == ""
     assert unite({"a": "", "b": ""}) == ""
 
 
@@ -201,7 +209,7 @@ def test_missing_cells_become_what_the_others_announce(tmp_path: Path, colours: 
     assert dict(a.categories) == dict(b.categories) == {"colour": ("1", "2") if given else ("blue", "red")}
     assert a.inputs.tolist() == [[0, 0, 1], [1, 1, 0]]
     assert b.inputs.tolist() == [[0, 0, 0], [1, 0, 0]]
-    assert announce_pool(a, own) == announce_pool(b, own) == ""
+    assert unite({"a": announce_pool(a, own), "b": announce_pool(b, own)}) == ""
 
 
 def test_names_of_thousands_of_digits_are_united_as_texts() -> None:

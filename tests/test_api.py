@@ -13,6 +13,7 @@ import torch
 
 import fedapp
 from fedapp.config import SettingError
+from fedapp.environment import RunFailedError
 from fedapp.strategies import METHODS
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "from_python.py"
@@ -123,5 +124,12 @@ def test_own_data_that_changed_are_read_anew_by_the_next_run_of_the_same_process
 
 
 def test_a_setting_that_does_not_suit_one_client_of_a_simulation_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"1 of 3 clients cannot take part\n  client 1: SettingError: .*small-gru"):
+    with pytest.raises(RunFailedError, match=r"1 of 3 nodes cannot take part\n  client 1: SettingError: .*small-gru"):
         fedapp.run("local", clients=3, rounds=1, models="small-cnn,small-gru", feature_dim=8, out=tmp_path)
+
+
+def test_a_preset_brings_its_settings_and_the_callers_win(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"dataset": "digits4", "samples_per_domain": "20", "report": False}
+    made = fedapp.run("local", clients=4, rounds=0, preset="pacs-clean", out=tmp_path, **more)
+    settings = made.described["settings"]
+    assert (settings["preset"], settings["augment"], settings["dataset"]) == ("pacs-clean", "crop=8,flip", "digits4")

@@ -136,7 +136,7 @@ def test_a_preset_as_a_setting_is_refused_since_it_would_set_nothing(users_direc
         assert (code, "--preset office-paper" in " ".join(output.split())) == (2, True)
     (users_directory / "mine.yaml").write_text("base: {preset: office-paper}\n")
     code, output = call("sweep", "mine.yaml", "--list")
-    assert (code, "preset sets nothing in a grid" in " ".join(output.split())) == (2, True)
+    assert (code, "preset = office-paper sets nothing by itself" in " ".join(output.split())) == (2, True)
 
 
 def test_two_seeds_make_two_runs_and_a_file_gives_settings_over_which_the_command_line_wins(

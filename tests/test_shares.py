@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedapp
-from fedapp import datasets, shares
+from fedapp import datasets, runner, shares
 from fedapp.config import DataSettings, OwnDataSettings, SettingError
 
 SETTINGS = {"partition": "dirichlet", "dirichlet_alpha": 1.0, "samples_per_client": 30}
@@ -53,18 +53,38 @@ def test_one_changed_cell_of_ones_own_data_is_noticed_although_the_lists_are_equ
     strategy = type("Strategy", (), {"clients": {"0": type("Info", (), {"num_clients": 2})}})
     before = _table(tmp_path, "1")
     shares.ShareKeeper(tmp_path, before).on_start(strategy)
-    shares.ShareKeeper(tmp_path, before).on_start(strategy)
+    shares.ShareKeeper(tmp_path, before).check()
     changed = _table(tmp_path, "2")
     with pytest.raises(SettingError, match="samples, labels or their names are not those that this run began with"):
-        shares.ShareKeeper(tmp_path, changed).on_start(strategy)
+        shares.ShareKeeper(tmp_path, changed).check()
 
 
-def test_a_file_without_a_fingerprint_as_an_earlier_version_wrote_it_is_taken_at_its_lists(tmp_path: Path) -> None:
+def test_a_refused_continuation_leaves_the_record_of_a_finished_run_as_it_was(tmp_path: Path) -> None:
+    settings = _table(tmp_path, "1")
+    own = {"dataset": "csv", "data_root": settings.data_root, "partition": "iid", "out": tmp_path, "report": False}
+    made = fedapp.run("fedavg", clients=2, rounds=1, models="mlp", feature_dim=8, local_epochs=1, run_name="q", **own)
+    before = (made.folder / "config.yaml").read_text()
+    text = Path(settings.data_root).read_text()
+    Path(settings.data_root).write_text(
+        text.replace("label,x", "label,x,y").replace("\n", ",1\n").replace("y,1", "y", 1)
+    )
+    with pytest.raises(SettingError, match="are not those that this run began with"):
+        runner.resume(made.folder, engine="local", rounds=2)
+    assert (made.folder / "config.yaml").read_text() == before
+    Path(settings.data_root).write_text(text)
+    assert runner.summary(runner.resume(made.folder, engine="local", rounds=2))["rounds"] == 2
+
+
+def test_a_file_without_a_fingerprint_as_an_earlier_version_wrote_it_is_taken_at_its_lists(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     strategy = type("Strategy", (), {"clients": {"0": type("Info", (), {"num_clients": 2})}})
     keeper = shares.ShareKeeper(tmp_path, _table(tmp_path, "1"))
     keeper.on_start(strategy)
     np.savez(tmp_path / shares.FILE, **shares.load(tmp_path / shares.FILE))
+    keeper.check()
     keeper.on_start(strategy)
+    assert "does not tell with which data this run began" in caplog.text
 
 
 def test_a_damaged_file_is_named_when_a_run_is_continued(tmp_path: Path) -> None:

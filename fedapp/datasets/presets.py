@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedapp.settings import Scalar, lookup
+from fedapp.settings import Scalar, SettingError, lookup
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,25 @@ def settings_of(name: str, chosen: Mapping[str, Scalar] | None = None) -> dict[s
         10
     """
     return {**lookup(PRESETS, name, "preset").settings, **(chosen or {}), "preset": name}
+
+
+def check(name: str, settings: Mapping[str, Scalar], usual: Mapping[str, Scalar]) -> None:
+    """Check that the preset which a run's record names was used.
+
+    Args:
+        name: The preset; "" if there is none.
+        settings: The run's settings by key.
+        usual: The defaults by key.
+
+    Raises:
+        SettingError: If there is no such preset, or nothing of it is among the settings.
+    """
+    brought = lookup(PRESETS, name, "preset").settings if name else {}
+    if brought and not any(settings.get(key) == value != usual.get(key) for key, value in brought.items()):
+        raise SettingError(
+            f"preset = {name} sets nothing by itself; give --preset {name}, or preset to fedapp.run, or write out in a "
+            "grid what it stands for"
+        )
 
 
 def habits_of(name: str) -> str:

@@ -159,10 +159,7 @@ def load(path: Path, override: Mapping[str, Any] | None = None, seeds: Sequence[
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingError(f"{path} cannot be read: {error}") from error
     try:
-        sweep = build(described, path.stem, override or {}, seeds)
-        if any("preset" in cell.settings for cell in sweep.cells):
-            raise SettingError("preset sets nothing in a grid; write the settings that it stands for under `base:`")
-        return sweep
+        return build(described, path.stem, override or {}, seeds)
     except SettingError as error:
         raise SettingError(f"{path.name}: {error}") from error
 

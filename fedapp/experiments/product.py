@@ -164,6 +164,9 @@ def main(words: Sequence[str]) -> int:
     """Run the product with settings key=value; ``groups=a,b`` and ``datasets=c,d`` choose. Return 1 if any broke."""
     settings = settings_of(words)
     chosen = [[name for name in str(settings.pop(key, "")).split(",") if name] for key in ("groups", "datasets")]
+    for key, instead in (("models", "groups"), ("dataset", "datasets")):
+        if key in settings:
+            raise SettingError(f"{key} = {settings[key]}: a product has many; choose with {instead}={settings[key]}")
     plugins.load(str(settings.get("plugins", "")))
     lines = run(settings, pairs(*chosen))
     return int(any(line["status"] == BROKEN for line in lines))

@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedapp.agreement import unite
-from fedapp.config import ServerSettings, SettingError
+from fedapp.config import ServerSettings
 from fedapp.payload import ClientInfo, Instruction, order
 from fedapp.seeds import derive
 from fedapp.strategies.records import Failure
@@ -62,8 +62,8 @@ class Roster:
         clients announce names that all must agree on, these are united and every node is asked a second time.
 
         Raises:
-            NodesMissingError: If too few nodes answered in time, or none of them can take part.
-            SettingError: If settings, which all clients of a simulation have alike, do not suit one of them.
+            NodesMissingError: If too few nodes answered in time, none of them can take part, or settings, which all
+                clients of a simulation have alike, do not suit one of them.
         """
         deadline = time.monotonic() + settings.node_timeout
         while True:
@@ -86,9 +86,8 @@ class Roster:
             self.gather(grid, replace(hello, agreed=self.agreed), settings)
             self.failures = [first.get(failure.client, failure) for failure in self.failures]
         elif hello.memory and any(failure.kind == "SettingError" for failure in self.failures):
-            raise SettingError(
-                f"{len(self.failures)} of {len(self._answered)} clients cannot take part" + self._reasons()
-            )
+            few = f"{len(self.failures)} of {len(self._answered)} nodes cannot take part"
+            raise NodesMissingError(few + self._reasons())
 
     def refresh(self, grid: Grid, hello: Instruction, timeout: float) -> None:
         """Ask nodes that were not asked yet who they are: newcomers, and clients that came back.

@@ -6,10 +6,10 @@ import pytest
 
 import fedapp.datasets as data
 from fedapp.augment import parse as parse_augment
-from fedapp.config import RunConfig, SettingError, parse
+from fedapp.config import RunConfig, SettingError, flatten, parse
 from fedapp.datasets import Pool, Source, digits, office_caltech
 from fedapp.datasets.augmented_once import augmented_once
-from fedapp.datasets.presets import PRESETS, settings_of
+from fedapp.datasets.presets import PRESETS, check, settings_of
 
 
 def pool_of(domains: tuple[str, ...], sizes: tuple[int, ...], is_test: Any) -> Pool:
@@ -138,3 +138,14 @@ def test_changed_image_keeps_its_brightness_and_size() -> None:
     none = np.zeros(20, dtype=bool)
     made = augmented_once({"images": grey.copy(), "labels": np.zeros(20, dtype=np.int64), "is_test": none})
     np.testing.assert_array_equal(made["images"], grey)
+
+
+def test_a_preset_is_no_record_of_what_was_not_set() -> None:
+    usual = flatten(RunConfig())
+    for more in ({}, {"dataset": "digits4"}):
+        check("pacs-clean", flatten(parse(RunConfig, settings_of("pacs-clean", more))), usual)
+    check("", usual, usual)
+    with pytest.raises(SettingError, match="preset = pacs-clean sets nothing by itself"):
+        check("pacs-clean", flatten(parse(RunConfig, {"preset": "pacs-clean"})), usual)
+    with pytest.raises(SettingError, match=r"pacs-claen.*did you mean pacs-clean"):
+        check("pacs-claen", usual, usual)

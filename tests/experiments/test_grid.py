@@ -10,6 +10,7 @@ import pytest
 
 from fedapp import server_app
 from fedapp.config import RunConfig, SettingError, flatten, parse
+from fedapp.datasets.presets import settings_of
 from fedapp.experiments import execution, grid
 
 SHIPPED = sorted(grid.CONFIGS.glob("*.yaml"))
@@ -147,9 +148,9 @@ def test_a_match_compares_numbers_as_numbers() -> None:
 
 
 def test_the_name_of_a_preset_is_no_part_of_a_cells_identity() -> None:
-    plain, named = (
-        grid.build({"base": {"method": "local", **more}, "seeds": [0]}, "x").cells[0]
-        for more in ({}, {"preset": "pacs-clean"})
+    named, plain = (
+        grid.build({"base": {**settings_of("pacs-clean"), **more}, "seeds": [0]}, "x").cells[0]
+        for more in ({}, {"preset": ""})
     )
     assert named.name == plain.name
     assert named.config.preset == "pacs-clean"

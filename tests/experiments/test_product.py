@@ -68,3 +68,10 @@ def test_what_is_absent_does_not_fit_or_breaks_is_said_and_the_rest_goes_on(tmp_
     assert "diverged" in found[2]["why"]
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert [line["status"] for line in product.run(settings, chosen)] == ["absent", "broken"]
+
+
+def test_a_single_model_or_data_set_is_asked_for_by_the_words_that_choose() -> None:
+    with pytest.raises(SettingError, match="models = small4: a product has many; choose with groups=small4"):
+        product.main(["models=small4"])
+    with pytest.raises(SettingError, match="dataset = mnist: a product has many; choose with datasets=mnist"):
+        product.main(["dataset=mnist"])
