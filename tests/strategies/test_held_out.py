@@ -95,6 +95,9 @@ def test_an_unknown_name_is_answered_with_ids_and_names():
         SettingError, match=r"leave-clients = 'roma': .*valid names: 0, 1, berlin, rome; did you mean rome"
     ):
         HeldOut(leaving(clients="roma")).check(clients)
+    clients["1"] = ClientInfo("1", owner="rome, south")
+    with pytest.raises(SettingError, match="a name with a comma goes into a JSON list"):
+        HeldOut(leaving(clients="rome, south")).check(clients)
 
 
 @pytest.mark.parametrize(
