@@ -12,7 +12,7 @@ from typing import Any
 
 from fedapp.config import SettingError
 
-LABELS, CATEGORIES, COLUMNS, NUMBERS = "label-names", "categories", "columns", "numbers"
+LABELS, CATEGORIES, COLUMNS, NUMBERS, WORDS = "label-names", "categories", "columns", "numbers", "words"
 MOST_DIGITS = 100  # what is longer is no number, and int() refuses thousands of digits
 
 
@@ -35,6 +35,7 @@ def announce(
     categories: Mapping[str, Iterable[str]],
     columns: Iterable[str],
     numbers: Iterable[str] = (),
+    words: Iterable[str] = (),
 ) -> str:
     """Return what a client announces; "" if there is nothing.
 
@@ -42,7 +43,8 @@ def announce(
         labels: Names of the classes it holds; none if the user has named them.
         categories: What it holds in columns with categories; none if the user has listed them all.
         columns: Its input columns in order; they must be the same on all clients.
-        numbers: Those in which it holds numbers; they may hold categories on no other client.
+        numbers: Those in which it holds numbers.
+        words: Those in which it holds categories or texts; on no other client they may hold numbers.
 
     Example:
         >>> announce(["dog", "cat"], {}, [])
@@ -53,6 +55,7 @@ def announce(
         CATEGORIES: {column: sort_names(values) for column, values in categories.items()},
         COLUMNS: list(columns),
         NUMBERS: list(numbers),
+        WORDS: list(words),
     }
     filled = {key: value for key, value in said.items() if value}
     return json.dumps(filled) if filled else ""
@@ -98,7 +101,7 @@ def _check_kinds(said: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that no column holds numbers on one client and words on another."""
     numbers = {column: client for client, one in said.items() for column in one.get(NUMBERS, [])}
     for client, one in said.items():
-        for column in filter(numbers.__contains__, one.get(CATEGORIES, {})):
+        for column in filter(numbers.__contains__, one.get(WORDS, [])):
             raise SettingError(
                 f"column {column!r} holds numbers on client {numbers[column]} and words on client {client}; mend it, "
                 f'make it one with categories everywhere (categories = {{"{column}": []}}), or leave it out of columns'
@@ -120,7 +123,7 @@ def _read(client: str, text: str) -> dict[str, Any]:
     """Read what a client announces; nothing that comes over the wire is trusted."""
     try:
         said = json.loads(text)
-        lists = [*(said.get(key, []) for key in (LABELS, COLUMNS, NUMBERS)), *said.get(CATEGORIES, {}).values()]
+        lists = [*(said.get(key, []) for key in (LABELS, COLUMNS, NUMBERS, WORDS)), *said.get(CATEGORIES, {}).values()]
         if not all(isinstance(name, str) for names in lists for name in names):
             raise ValueError("names must be texts")
     except (ValueError, TypeError, AttributeError) as error:

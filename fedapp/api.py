@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def run(
     method: str = "fedsaf",
     *,
-    clients: int = 10,
+    clients: int | None = None,
     rounds: int | None = None,
     engine: str = "local",
     progress: bool = False,
@@ -37,7 +37,7 @@ def run(
 
     Args:
         method: Name of the method.
-        clients: Number of simulated clients.
+        clients: Number of simulated clients; the preset's if None, else 10.
         rounds: Communication rounds; the default of the setting if None.
         engine: "local" for this process, "flower" for Flower's Ray simulation; the numbers are the same.
         progress: True to show every round as it ends.
@@ -62,8 +62,9 @@ def run(
     values["method-params"] = method_params if isinstance(method_params, str) else join_pairs(method_params)
     if rounds is not None:
         values["num-server-rounds"] = rounds
-    if values.get("preset"):
-        values = presets.settings_of(values["preset"], values)
+    if preset := values.get("preset"):
+        values = presets.settings_of(preset, values)
+    clients = clients or (presets.PRESETS[preset].clients if preset else 10)
     config = parse(RunConfig, values)
     if not progress:
         return Run(runner.run(config, clients, engine))
@@ -127,7 +128,7 @@ class Run:
         """One row a client and round."""
         import pandas as pd
 
-        return pd.read_csv(self.folder / "clients.csv", dtype={"client": str, "failure": str})
+        return pd.read_csv(self.folder / "clients.csv", dtype={"client": str, "failure": str, "name": str})
 
     @property
     def failures(self) -> list[dict[str, Any]]:

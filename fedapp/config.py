@@ -199,7 +199,7 @@ class ServerSettings:
 
 
 HARMLESS = (
-    "num-server-rounds", "out", "run-name", "preset", "resume", "patience", "max-failures", "save-client-models",
+    "num-server-rounds", "out", "run-name", "resume", "patience", "max-failures", "save-client-models",
     "report", "track", "round-timeout", "node-timeout", "workers", "client-gpus",
 )  # fmt: skip
 """Settings that may differ when a run is continued: they leave its numbers as they are."""

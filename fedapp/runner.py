@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = ["RunFailedError", "SuperLink", "resume", "run", "run_local", "run_on"
 
 START_SECONDS = 120.0
 _counter = itertools.count(1)
+_in_this_process = threading.Lock()  # models, their weights and torch's random stream are the process's
 ENGINES = {"flower": "flower", "local": "local"}
 FLOWERS_LAST_WORDS = ("Simulation Runtime crashed.", "An error was encountered. Ending simulation.")
 Progress = Callable[[dict[str, Any]], None]
@@ -86,7 +88,7 @@ def run_seeds(
 
 
 def run_local(config: RunConfig, clients: int, progress: Progress | None = None) -> Path:
-    """Run one experiment in this process and return its results folder."""
+    """Run one experiment in this process and return its results folder; runs of several threads wait for each other."""
     from fedapp import client_app, server_app
     from fedapp.local_grid import LocalGrid
     from fedapp.strategies.roster import NodesMissingError
@@ -94,14 +96,15 @@ def run_local(config: RunConfig, clients: int, progress: Progress | None = None)
     config = absolute(config)
     grid = LocalGrid(client_app.app, clients, flatten(config))
     logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.WARNING if progress else level)  # whoever shows progress says it all
-    try:
-        return server_app.run(grid, config, base=str(Path.cwd()), progress=progress).folder
-    except (RunFailedError, NodesMissingError) as error:
-        raise RunFailedError(f"{error}\n{_way_on(_folder(config))}") from error
-    finally:
-        logger.setLevel(level)
+    with _in_this_process:
+        level = logger.level
+        logger.setLevel(logging.WARNING if progress else level)  # whoever shows progress says it all
+        try:
+            return server_app.run(grid, config, base=str(Path.cwd()), progress=progress).folder
+        except (RunFailedError, NodesMissingError) as error:
+            raise RunFailedError(f"{error}\n{_way_on(_folder(config))}") from error
+        finally:
+            logger.setLevel(level)
 
 
 def _folder(config: RunConfig) -> Path:
@@ -163,7 +166,9 @@ def resume(
 def absolute(config: RunConfig) -> RunConfig:
     """Return ``config`` with paths absolute from the current directory, and a definite run name."""
     set_base(str(Path.cwd()))
-    data = dataclasses.replace(config.data, data_root=resolve(config.data.data_root))
+    words = config.data.own.vocabulary
+    own = dataclasses.replace(config.data.own, vocabulary=words if words.lstrip().startswith("[") else resolve(words))
+    data = dataclasses.replace(config.data, data_root=resolve(config.data.data_root), own=own)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     made = f"{config.method}-{config.data.dataset}-s{config.seed}-{stamp}-{os.getpid()}"
     name = config.run_name or f"{made}-{next(_counter)}"

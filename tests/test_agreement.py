@@ -163,6 +163,15 @@ def test_a_column_of_numbers_here_and_words_there_ends_the_run_before_it_begins(
         start(grid)
 
 
+def test_kinds_are_compared_although_the_words_are_given(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("good\nbad\n")
+    devices = {"a": [("good wine", "cat"), ("bad", "dog")], "b": [(1, "cat"), (2, "dog")]}
+    header = dict.fromkeys(devices, ("text", "label"))
+    grid = federation(tmp_path, devices, header, vocabulary=str(tmp_path / "words.txt"), models="auto")
+    with pytest.raises(SettingError, match="column 'text' holds numbers on client b and words on client a"):
+        start(grid)
+
+
 def test_who_fails_before_the_agreement_is_reported_with_that_cause(tmp_path: Path) -> None:
     """The attic's fox is unknown; that its colour is then missing from the agreed ones is only what follows."""
     devices = {**DEVICES, "attic": [(1, "mauve", "fox")] * 4, "garden": DEVICES["kitchen"]}

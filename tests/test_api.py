@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import fedapp
+from fedapp import runner
 from fedapp.config import SettingError
 from fedapp.environment import RunFailedError
 from fedapp.strategies import METHODS
@@ -130,6 +132,28 @@ def test_a_setting_that_does_not_suit_one_client_of_a_simulation_ends_the_run(tm
 
 def test_a_preset_brings_its_settings_and_the_callers_win(tmp_path: Path) -> None:
     more: dict[str, Any] = {"dataset": "digits4", "samples_per_domain": "20", "report": False}
-    made = fedapp.run("local", clients=4, rounds=0, preset="pacs-clean", out=tmp_path, **more)
+    made = fedapp.run("local", rounds=0, preset="pacs-clean", out=tmp_path, **more)
     settings = made.described["settings"]
+    assert len(made.described["clients"]) == 4
     assert (settings["preset"], settings["augment"], settings["dataset"]) == ("pacs-clean", "crop=8,flip", "digits4")
+
+
+def test_runs_of_two_threads_end_as_one_alone_does(tmp_path: Path) -> None:
+    def digests(name: str) -> dict[str, str]:
+        made = fedapp.run("fedproto", clients=2, rounds=2, models="mlp", out=tmp_path, run_name=name, **QUICK)
+        return made.summary["model_sha256"]
+
+    alone = digests("alone")
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(digests, ("a", "b"))) == [alone, alone]
+
+
+def test_a_file_of_words_is_found_from_wherever_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.csv").write_text("label,text\n" + "a,good wine\nb,bad beer\n" * 10)
+    (tmp_path / "words.txt").write_text("good\nbad\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    own: dict[str, Any] = {"dataset": "csv", "data_root": "own.csv", "partition": "iid", "vocabulary": "words.txt"}
+    made = fedapp.run("local", clients=2, rounds=1, models="small-fasttext", out=tmp_path, report=False, **own)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert runner.summary(runner.resume(made.folder, engine="local", rounds=2))["rounds"] == 2

@@ -119,8 +119,7 @@ def _names(text: str, key: str) -> list[str]:
 
 def _check_known(key: str, name: str, known: Mapping[str, object], fault: str) -> None:
     if name not in known:
-        listed = any("," in one for one in known)
-        commas = '; a name with a comma goes into a JSON list, as ["Smith, John"]' if listed else ""
-        raise SettingError(
-            f"{key} = {name!r}: {fault}; {closest(name, known)} (for a node that comes late, wait with min-nodes){commas}"
-        )
+        commas = any("," in one for one in known)
+        listed = '; a name with a comma goes into a JSON list, as ["Smith, John"]' if commas else ""
+        late = "(for a node that comes late, wait with min-nodes)"
+        raise SettingError(f"{key} = {name!r}: {fault}; {closest(name, known)} {late}{listed}")

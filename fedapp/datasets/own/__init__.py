@@ -35,7 +35,8 @@ def announce(pool: Pool, own: OwnDataSettings) -> str:
     found = {column: names for column, names in pool.categories.items() if column not in given and not told}
     if found:  # what is agreed takes the place of the whole setting, which all devices have alike
         found |= given
-    return agreement.announce(() if own.label_names else pool.class_names, found, pool.columns, _numbers(pool))
+    labels = () if own.label_names else pool.class_names
+    return agreement.announce(labels, found, pool.columns, _numbers(pool), pool.categories)
 
 
 def _numbers(pool: Pool) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapp import paths
 from fedapp.agreement import sort_names
 from fedapp.config import OwnDataSettings, SettingError
 from fedapp.datasets import words
@@ -196,7 +197,7 @@ def _listed(vocabulary: str) -> tuple[str, ...]:
     if not vocabulary or vocabulary.lstrip().startswith("["):
         return names_of(vocabulary, "vocabulary")
     try:
-        lines = Path(vocabulary).expanduser().read_text(encoding="utf-8").split("\n")
+        lines = Path(paths.resolve(vocabulary)).read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise SettingError(
             f"vocabulary = {vocabulary!r} cannot be read: {error}; give a file of one word a line"

@@ -17,16 +17,22 @@ def files_in(root: Path, suffixes: Collection[str]) -> list[Path]:
     """Return the files below a folder whose names end so, in any case; links that lead nowhere are among them.
 
     Files and folders whose names begin with a dot are left out: programs keep copies and notes of their own there.
+    Linked folders are read, but for those that lead back to where they lie.
 
     Args:
         root: The folder.
         suffixes: Ends of names in lower case, with their dots.
     """
     found: list[Path] = []
-    for top, folders, names in os.walk(root):
-        folders[:] = [folder for folder in folders if folder[0] != "."]
+    for top, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [folder for folder in folders if folder[0] != "." and not _leads_back(Path(top, folder))]
         found += [Path(top, name) for name in names if name[0] != "." and name.lower().endswith(tuple(suffixes))]
     return sorted(found)
+
+
+def _leads_back(folder: Path) -> bool:
+    """Return whether a folder is a link to one that it lies in."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def readable(

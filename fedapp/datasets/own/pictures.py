@@ -97,7 +97,7 @@ def _digest(origin: Origin, side: int) -> str:
 
 def _state(file: Path, folder: str) -> tuple[str, int, int]:
     """Return what changes with a file in a folder; its place alone where a link leads nowhere."""
-    place = f"{folder}/{file.name}"
+    place = os.path.realpath(file) if file.is_symlink() else f"{folder}/{file.name}"
     try:
         stat = file.stat()
     except OSError:

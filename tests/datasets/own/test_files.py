@@ -2,13 +2,15 @@
 
 import csv
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from PIL import Image
 
-from fedapp.datasets import load_pool
+from fedapp.datasets import forget, load_pool
 from fedapp.datasets.own import csv_files
 from tests.datasets.own.examples import GROUPS, message, settings, write_csv, write_images
 
@@ -187,3 +189,33 @@ def test_a_long_cell_is_read_and_the_limit_of_others_stands_again(tmp_path: Path
     write_csv(tmp_path / "a.csv", [("word " * 40_000, "cat"), ("a dog", "dog")], ("text", "label"))
     assert len(load_pool(settings("csv", tmp_path, text_length=3))) == 2
     assert csv.field_size_limit() == before
+
+
+# ---- links -----------------------------------------------------------------------------------------
+
+
+def test_linked_folders_are_read_and_one_that_leads_back_is_not_followed(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    write_images(elsewhere, GROUPS)
+    root.mkdir()
+    for name in GROUPS:
+        (root / name).symlink_to(elsewhere / name)
+    assert len(load_pool(settings("folder", root))) == len(load_pool(settings("folder", elsewhere)))
+    (elsewhere / next(iter(GROUPS)) / "back").symlink_to(elsewhere)
+    forget()
+    assert len(load_pool(settings("folder", root))) == len(load_pool(settings("folder", elsewhere)))
+
+
+def test_a_link_that_now_leads_to_another_image_of_the_same_size_and_time_is_read_anew(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cat").mkdir(parents=True)
+    for name, grey in (("dark", 10), ("light", 200)):
+        Image.new("RGB", (4, 4), (grey, grey, grey)).save(tmp_path / f"{name}.bmp")
+        os.utime(tmp_path / f"{name}.bmp", (1, 1))
+    link = tmp_path / "mine" / "cat" / "a.bmp"
+    seen = []
+    for name in ("dark", "light"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / f"{name}.bmp")
+        forget()
+        seen.append(int(load_pool(settings("folder", tmp_path / "mine")).inputs.max()))
+    assert seen == [10, 200]
