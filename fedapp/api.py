@@ -64,7 +64,7 @@ def run(
         values["num-server-rounds"] = rounds
     if preset := values.get("preset"):
         values = presets.settings_of(preset, values)
-    clients = clients or (presets.PRESETS[preset].clients if preset else 10)
+    clients = clients or presets.clients_of(preset)
     config = parse(RunConfig, values)
     if not progress:
         return Run(runner.run(config, clients, engine))

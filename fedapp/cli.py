@@ -288,9 +288,9 @@ def _values(
 
 def _clients_of(preset: str | None) -> int:
     """Return how many clients there are if nobody says."""
-    from fedapp.datasets.presets import PRESETS
+    from fedapp.datasets import presets
 
-    return PRESETS[preset].clients if preset else 10
+    return presets.clients_of(preset)
 
 
 def _engine(name: str) -> str:

@@ -199,8 +199,8 @@ class ServerSettings:
 
 
 HARMLESS = (
-    "num-server-rounds", "out", "run-name", "resume", "patience", "max-failures", "save-client-models",
-    "report", "track", "round-timeout", "node-timeout", "workers", "client-gpus",
+    "num-server-rounds", "out", "run-name", "resume", "patience", "max-failures", "save-client-models", "report",
+    "track", "round-timeout", "node-timeout", "workers", "client-gpus",
 )  # fmt: skip
 """Settings that may differ when a run is continued: they leave its numbers as they are."""
 

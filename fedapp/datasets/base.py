@@ -129,11 +129,6 @@ class NodeData:
         """The training, test and validation samples, as far as there are any."""
         return [self.train, self.test] + ([self.validation] if self.validation is not None else [])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(part.nbytes for part in self.parts)
-
 
 @dataclass(frozen=True)
 class Source:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.config import SettingError, closest, count_of
-
-Ints = NDArray[np.int64]
+from fedapp.datasets.base import Ints
 
 RULES = ("cyclic", "drawn", "drawn-then-each")
 

@@ -178,6 +178,16 @@ def settings_of(name: str, chosen: Mapping[str, Scalar] | None = None) -> dict[s
     return {**lookup(PRESETS, name, "preset").settings, **(chosen or {}), "preset": name}
 
 
+def clients_of(name: str | None) -> int:
+    """Return how many clients there are if nobody says: the preset's, or 10 without one.
+
+    Example:
+        >>> clients_of("pacs-clean"), clients_of(None)
+        (4, 10)
+    """
+    return lookup(PRESETS, name, "preset").clients if name else 10
+
+
 def check(name: str, settings: Mapping[str, Scalar], usual: Mapping[str, Scalar]) -> None:
     """Check that the preset which a run's record names was used.
 

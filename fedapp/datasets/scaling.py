@@ -8,7 +8,7 @@ import numpy as np
 
 from fedapp.datasets.base import Bools, Doubles, Floats
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)  # of a number, since models take float32
 
 
 @dataclass(frozen=True)

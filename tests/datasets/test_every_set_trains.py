@@ -11,32 +11,13 @@ from PIL import Image
 import fedapp
 from fedapp import doctor, models
 from fedapp.config import RunConfig, parse
-from fedapp.datasets import (
-    DATASETS,
-    ag_news,
-    amazon_review,
-    cifar10,
-    cifar100,
-    digits,
-    digits_offline,
-    domainnet,
-    fashion_mnist,
-    femnist,
-    mnist,
-    office_caltech,
-    pacs,
-    shakespeare,
-    tiny_imagenet,
-)
+from fedapp.datasets import DATASETS, digits, digits_offline, shakespeare
 from fedapp.datasets.hub import Repository
 from fedapp.experiments import product
 from tests.datasets.copies import png
 
 ROWS = 40
-MODULES: tuple[Any, ...] = (
-    *(ag_news, amazon_review, cifar10, cifar100, domainnet, fashion_mnist, femnist, mnist, office_caltech, pacs),
-    *(shakespeare, tiny_imagenet),
-)
+MODULES: list[Any] = [module for _, module in sorted(vars(fedapp.datasets).items()) if hasattr(module, "REPOSITORY")]
 REPOSITORIES = (*(module.REPOSITORY for module in MODULES), digits.USPS, digits.SVHN, digits_offline.MNISTM)
 RNG = np.random.default_rng(0)
 

@@ -25,10 +25,10 @@ from fedapp.config import OwnDataSettings, SettingError
 from fedapp.datasets import words
 from fedapp.datasets.base import Bools, Doubles, Floats
 from fedapp.datasets.own.reading import BadRows, Where, as_text, categories_of, names_of, shown
+from fedapp.datasets.scaling import LARGEST
 
 Column = NDArray[np.object_]
 MOST_CATEGORIES = 1000
-LARGEST = float(np.finfo(np.float32).max)  # of a number, since models take float32
 
 
 @dataclass(frozen=True)
